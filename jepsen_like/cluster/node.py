@@ -229,6 +229,7 @@ class SimCore(NodeCore):
                 buggify=self.plane.buggify,
             ),
             wake=self._wake,
+            first_levels=self._first_levels,
         )
 
 

@@ -271,17 +271,13 @@ HARMFUL_COMMANDS: Final = (
 
 def odd_command(node_id: int, random: Random) -> bytes:
     """An encoded envelope whose command has the right shape and odd values."""
-    kinds = [
-        kind
-        for kind in (*commands.CONTROL_COMMANDS, *commands.GROUP_COMMANDS)
-        if kind not in HARMFUL_COMMANDS
-    ]
+    kinds = [kind for kind in commands.ALL_COMMANDS if kind not in HARMFUL_COMMANDS]
     command = odd_struct(random.choice(kinds), random)
     if isinstance(command, commands.RegisterBroker):
         # Of a node that exists it would be believed, as that node with a new disk.
         command = msgspec.structs.replace(command, node_id=NodeId(random.choice((77, -5, 1 << 40))))
     envelope = {
-        "v": random.choice((1, 1, 1, 2, 1 << 40)),
+        "v": random.choice((1, 1, 1, 2, 3, 1 << 40)),
         "node": random.choice((node_id, 77)),
         "incarnation": random.choice((1, CLOCK_MS_MAX, 1 << 62)),
         "sequence": random.choice(EDGES),
@@ -341,7 +337,7 @@ def _of_info(info: Any, *, random: Random, plausible: Plausible, depth: int) -> 
         case inspect.UnionType():
             return make(random.choice(info.types))
         case inspect.VarTupleType() | inspect.ListType():
-            count = 0 if depth > 4 else random.randrange(3)
+            count = 0 if depth > 7 else random.randrange(3)
             return tuple(make(info.item_type) for _ in range(count))
         case inspect.TupleType():
             return tuple(make(item) for item in info.item_types)

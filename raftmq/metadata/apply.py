@@ -29,6 +29,8 @@ from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     AllocateProducerIds,
     AlterConfigs,
+    CommitMany,
+    CommitOffsets,
     ConfirmRemoved,
     CreatePartitions,
     CreateTopics,
@@ -56,6 +58,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.features import changed, outside, ranges_of, update_error
 from raftmq.metadata.image import (
+    LEVEL_OF_TRANSACTIONS,
     BrokerImage,
     ConfigKey,
     MetadataImage,
@@ -87,11 +90,8 @@ def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     if rejection is not None:
         return evolve(image, version=offset, submitters=submitters), rejection
     result: Result
-    if isinstance(command, TransactionRows):
-        after, result = apply_rows(image, command)
-        return evolve(after, version=offset, submitters=submitters), result
-    if is_transactional(command):
-        after, result = apply_commits(image, command)
+    if isinstance(command, TransactionRows) or is_transactional(command):
+        after, result = _apply_transactional(image, command)
         return evolve(after, version=offset, submitters=submitters), result
     if isinstance(command, _GROUP_TYPES):
         groups, result = apply_group(image.groups, command, image.live_epoch)  # type: ignore[arg-type]
@@ -108,6 +108,16 @@ def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
         ),
         result,
     )
+
+
+def _apply_transactional(
+    image: MetadataImage, command: TransactionRows | CommitOffsets | CommitMany
+) -> Applied:
+    if image.level < LEVEL_OF_TRANSACTIONS:  # no snapshot of this level holds them
+        return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
+    if isinstance(command, TransactionRows):
+        return apply_rows(image, command)
+    return apply_commits(image, command)
 
 
 def _fencing(image: MetadataImage, envelope: Envelope) -> Rejection | None:

@@ -20,7 +20,7 @@ from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
-FORMAT_MAX: Final = 6
+FORMAT_MAX: Final = 7
 """The newest format between nodes; `runtime/peer_links.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]

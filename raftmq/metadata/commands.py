@@ -546,10 +546,12 @@ GROUP_COMMANDS: Final = (
 
 TRANSACTION_COMMANDS: Final = (TransactionRows,)
 
+ALL_COMMANDS: Final = CONTROL_COMMANDS + GROUP_COMMANDS + TRANSACTION_COMMANDS
+
 if TYPE_CHECKING:
     AnyCommand: TypeAlias = msgspec.Struct
 else:
-    AnyCommand = Union[CONTROL_COMMANDS + GROUP_COMMANDS + TRANSACTION_COMMANDS]  # noqa: UP007 - made of a tuple
+    AnyCommand = Union[ALL_COMMANDS]  # noqa: UP007 - made of a tuple
 
 
 class Envelope(
@@ -573,9 +575,7 @@ class Envelope(
 
 # ---- versions ----
 
-FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys(
-    (*CONTROL_COMMANDS, *GROUP_COMMANDS, *TRANSACTION_COMMANDS), 1
-)
+FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys(ALL_COMMANDS, 1)
 FIRST_VERSIONS[UpdateFeatures] = 2
 FIRST_VERSIONS[TransactionRows] = 3
 """Since which version there is each kind of command."""

@@ -7,7 +7,9 @@ keeps the levels, `controller.py` decides requests.
 
 `raftmq.level` covers everything that nodes store or say together: metadata commands and snapshots
 (a version of theirs is a level), and formats between nodes. 1: all that nodes of peer format 5
-know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice.
+know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice; 3:
+transactions. `transaction.version` tells clients which protocol to speak (2: KIP-890's); what a
+broker does goes by the version of each request, never by this level.
 
 Invariants: what `apply.py` uses of this module depends on the image alone, never on what this
 version supports, and never changes its meaning, since nodes of several versions apply the same
@@ -24,20 +26,22 @@ from typing import Final
 
 from raftmq.errors import AheadError, ErrorCode
 from raftmq.metadata.broker_messages import (
+    FORMAT_MAX,
     FeatureRequest,
     Outcome,
     Outcomes,
     UpdateFeaturesCall,
 )
 from raftmq.metadata.commands import FeatureUpdate, UpdateFeatures
-from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL, MetadataImage
 
 Range = tuple[int, int]
 Ranges = Mapping[str, Range]
 
-SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 2)}
+TRANSACTION_VERSION: Final = "transaction.version"
+SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 3), TRANSACTION_VERSION: (0, 2)}
 """What this version supports: the lowest and the highest level of each feature."""
-FORMATS: Final = {1: 5, 2: 6}
+FORMATS: Final = {1: 5, 2: 6, 3: 7}
 """The oldest format that nodes speak to each other at each level of `raftmq.level`."""
 LEVEL_OF_WITNESSED_JOURNALS: Final = 2
 """From it on journals of hard states may have format 2, which earlier versions refuse."""
@@ -104,8 +108,11 @@ def update_error(image: MetadataImage, updates: Sequence[tuple[str, int]]) -> st
             if level and not low <= level <= high:
                 span = f"supports {low} to {high}" if high else "does not know it"
                 return f"{name} cannot be {level}: broker {node_id} {span}"
-    if changed(image, updates).get(RAFTMQ_LEVEL, 1) < 2:
+    levels = changed(image, updates)
+    if levels.get(RAFTMQ_LEVEL, 1) < 2:
         return f"{RAFTMQ_LEVEL} is 1: it has to be 2 before levels can be stored"
+    if TRANSACTION_VERSION in levels and levels[RAFTMQ_LEVEL] < LEVEL_OF_TRANSACTIONS:
+        return f"{TRANSACTION_VERSION} needs {RAFTMQ_LEVEL} {LEVEL_OF_TRANSACTIONS}"
     return ""
 
 
@@ -130,6 +137,24 @@ def write_error(kind: str, version: int, image: MetadataImage) -> str:
         f"{kind} needs {RAFTMQ_LEVEL} {version}, this cluster is at {image.level}: once all nodes "
         f"run this version, `raftmq cluster features --raise {RAFTMQ_LEVEL}={version}`"
     )
+
+
+def first_levels(ranges: Ranges, formats: Iterable[int]) -> tuple[FeatureUpdate, ...]:
+    """The levels that a new cluster begins with: the newest ones.
+
+    Args:
+        ranges: what its first controller supports.
+        formats: the newest format of each node that is reached, so that an older version among them
+            is not turned away from the cluster that it forms.
+    """
+    spoken, highest = min(formats, default=FORMAT_MAX), ranges[RAFTMQ_LEVEL][1]
+    level = max(level for level, least in FORMATS.items() if level <= highest and least <= spoken)
+    if level == 1:
+        return ()
+    newest = {name: high for name, (_, high) in sorted(ranges.items())} | {RAFTMQ_LEVEL: level}
+    if level < LEVEL_OF_TRANSACTIONS:
+        newest.pop(TRANSACTION_VERSION, None)
+    return tuple(FeatureUpdate(name, newest[name]) for name in newest)
 
 
 def plan_features(

@@ -30,6 +30,7 @@ from raftmq.metadata.broker_messages import (
 from raftmq.metadata.commands import (
     AnyCommand,
     Envelope,
+    FeatureUpdate,
     NoOperation,
     Result,
     UpdateFeatures,
@@ -103,6 +104,7 @@ class RaftMetadataEngine:
         on_broken_invariant: ReportBroken,
         wake: Callable[[], None],
         config: EngineConfig | None = None,
+        first_levels: Callable[[], tuple[FeatureUpdate, ...]] = tuple,
     ) -> None:
         """Make an engine; `attach` its replica before the first tick.
 
@@ -110,6 +112,7 @@ class RaftMetadataEngine:
             incarnation: above that of this node's earlier processes. The wall clock will do: when
                 it was not above, the engine finds out and takes a higher one.
             wake: called when the replica, and then this engine, want to be drained soon.
+            first_levels: with which a cluster begins, if this node is its first controller.
         """
         self._self_id = self_id
         self.incarnation = incarnation
@@ -119,6 +122,7 @@ class RaftMetadataEngine:
         self.on_broken_invariant = on_broken_invariant
         self._config = config or EngineConfig()
         self.wake = wake
+        self._first_levels = first_levels
         self._replica: MetadataReplica | None = None
         self._callbacks: list[ImageCallback] = []
         self._role_callbacks: list[Callable[[], None]] = []
@@ -443,8 +447,23 @@ class RaftMetadataEngine:
             self.propose(NoOperation())
         self._submissions.send_all_again()
         self._rounds.ask_again()
+        self._begin_cluster()
         for callback in self._role_callbacks:
             callback()
+
+    def _begin_cluster(self) -> None:
+        """Where no command was ever committed, the first ones of all finalize levels.
+
+        A leader's log has all that is committed: it is the first controller while that has no
+        record. What this node proposed before goes with it in one batch, which is committed or
+        lost as a whole, so no version that does this ever goes on after a beginning without it.
+        """
+        replica = self._led
+        if replica is None or replica.log_end_offset:
+            return
+        levels = self._first_levels()
+        if levels and self.image.version < 0:
+            self.propose(UpdateFeatures(updates=levels))
 
     def _send_unsent(self) -> None:
         """Put own commands into the queue where this node leads, else forward them."""

@@ -3,10 +3,11 @@
 Layout: magic, format version, CRC-32C of all that follows and precedes, body in MessagePack. Equal
 images give equal bytes on every node. `SnapshotEncoder` keeps the encoded form of each topic and
 group, which the next image mostly shares, so that a snapshot costs the loop what changed since the
-last one; `warm` encodes the rest beforehand, a little at a time.
+last one; `warm` encodes the rest beforehand, a little at a time. So it is with transactional ids.
 
-Formats: 1, and 2 with the levels of features. An image without any is written in format 1, which
-nodes from before there were levels read as well.
+Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets. An image is
+written in the format of its level, so every node of its cluster reads it; one without any level in
+format 1, which nodes from before there were levels read as well.
 
 Invariants: a snapshot with a wrong checksum, of a newer format or with fields that its format does
 not have is refused, never read in part.
@@ -26,15 +27,18 @@ from raftmq.errors import AheadError, StateError
 from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
+    LEVEL_OF_TRANSACTIONS,
     BrokerImage,
     GroupImage,
     GroupsImage,
     MetadataImage,
+    OffsetMap,
     PartitionImage,
     RemovalImage,
     ReplacementImage,
     TopicImage,
 )
+from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
 from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
 SNAPSHOT_MAGIC: Final = b"RQMS"
@@ -48,7 +52,9 @@ class NewerSnapshotError(SnapshotError, AheadError):
     """One that a newer version of this code can read."""
 
 
-class _GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _GroupRecord(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     name: str
     coordinator: int = -1
     coordinator_broker_epoch: int = -1
@@ -60,6 +66,8 @@ class _GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     members: tuple[GroupMember, ...] = ()
     changed_at_ms: int = 0
     offsets: tuple[CommittedOffset, ...] = ()
+    pending: tuple[tuple[int, tuple[CommittedOffset, ...]], ...] = ()
+    """By producer id; since format 3."""
 
 
 _BrokerRow = tuple[int, str, int, int, str | None, tuple[Endpoint, ...], tuple[str, ...], bool]
@@ -104,11 +112,33 @@ class _Snapshot2(_Snapshot):
     features_epoch: int = -1
 
 
-_FORMATS: Final[dict[int, type[_Snapshot]]] = {1: _Snapshot, 2: _Snapshot2}
+class _TransactionRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    last: tuple[int, int]
+    txn_seq: int
+    state: int
+    protocol: int
+    partitions: list[tuple[TopicId, int, int]]
+    groups: tuple[str, ...]
+    marker: tuple[int, int]
+    decision: int
+    started_at_ms: int
+    changed_at_ms: int
+
+
+class _Snapshot3(_Snapshot2):
+    transactions: list[_TransactionRow] | None = None
+    last_decision: int | None = None
+
+
+_FORMATS: Final[dict[int, type[_Snapshot]]] = {1: _Snapshot, 2: _Snapshot2, 3: _Snapshot3}
 
 
 class _Parts(msgspec.Struct, array_like=True):
-    """The same with topics and groups encoded before."""
+    """The same with topics, groups and transactional ids encoded before."""
 
     version: int
     structure_version: int
@@ -130,12 +160,24 @@ class _Parts2(_Parts):
     features_epoch: int
 
 
+class _Parts3(_Parts2):
+    transactions: list[msgspec.Raw]
+    last_decision: int
+
+
+def _format_of(image: MetadataImage) -> int:
+    if image.level >= LEVEL_OF_TRANSACTIONS:
+        return 3
+    return 1 if image.features_epoch < 0 else 2
+
+
 class SnapshotEncoder:
     """Encodes images of one node's state machine, one after the other."""
 
     def __init__(self) -> None:
         self._topics: dict[str, tuple[TopicImage, msgspec.Raw]] = {}
         self._groups: dict[str, tuple[GroupImage, msgspec.Raw]] = {}
+        self._transactions: dict[str, tuple[Transaction, msgspec.Raw]] = {}
         self._warming: Iterator[None] | None = None
 
     def warm(self, image: MetadataImage, parts_max: int) -> bool:
@@ -151,8 +193,7 @@ class SnapshotEncoder:
     def encode(self, image: MetadataImage) -> bytes:
         """The whole state as bytes."""
         body = self._body(image)
-        version = 1 if image.features_epoch < 0 else 2
-        head = SNAPSHOT_MAGIC + version.to_bytes(2, "big")
+        head = SNAPSHOT_MAGIC + _format_of(image).to_bytes(2, "big")
         return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
 
     def _body(self, image: MetadataImage) -> bytes:
@@ -181,12 +222,18 @@ class SnapshotEncoder:
         self._warming = None
         self._topics = {n: row for n, row in self._topics.items() if n in image.topics}
         self._groups = {n: row for n, row in self._groups.items() if n in groups}
-        if image.features_epoch < 0:
+        ids = image.transactions.ids
+        self._transactions = {n: row for n, row in self._transactions.items() if n in ids}
+        version = _format_of(image)
+        if version == 1:
             return msgspec.msgpack.encode(_Parts(**parts))
-        levels = sorted(image.features.items())
-        return msgspec.msgpack.encode(
-            _Parts2(**parts, features=levels, features_epoch=image.features_epoch)
-        )
+        parts["features"] = sorted(image.features.items())
+        parts["features_epoch"] = image.features_epoch
+        if version == 2:
+            return msgspec.msgpack.encode(_Parts2(**parts))
+        parts["transactions"] = [self._transaction(ids[name]) for name in sorted(ids)]
+        parts["last_decision"] = image.transactions.last_decision
+        return msgspec.msgpack.encode(_Parts3(**parts))
 
     def _round(self, image: MetadataImage) -> Iterator[None]:
         for topic in image.topics.values():
@@ -194,6 +241,9 @@ class SnapshotEncoder:
             yield
         for group in image.groups.groups.values():
             self._group(group)
+            yield
+        for transaction in image.transactions.ids.values():
+            self._transaction(transaction)
             yield
 
     def _topic(self, topic: TopicImage) -> msgspec.Raw:
@@ -208,6 +258,13 @@ class SnapshotEncoder:
         if known is None or known[0] is not group:
             known = group, msgspec.Raw(msgspec.msgpack.encode(_to_group_record(group)))
             self._groups[group.name] = known
+        return known[1]
+
+    def _transaction(self, one: Transaction) -> msgspec.Raw:
+        known = self._transactions.get(one.transactional_id)
+        if known is None or known[0] is not one:
+            known = one, msgspec.Raw(msgspec.msgpack.encode(_transaction_row(one)))
+            self._transactions[one.transactional_id] = known
         return known[1]
 
 
@@ -249,6 +306,11 @@ def _decode_image(data: Buffer) -> MetadataImage:
     if isinstance(snapshot, _Snapshot2):
         levels = Map(snapshot.features)
         image = evolve(image, features=levels, features_epoch=snapshot.features_epoch)
+    if isinstance(snapshot, _Snapshot3):
+        if snapshot.transactions is None or snapshot.last_decision is None:
+            raise SnapshotError("a metadata snapshot of format 3 without transactions")
+        ids = map(_read_transaction, snapshot.transactions)
+        image = evolve(image, transactions=transactions_of(ids, snapshot.last_decision))
     return image
 
 
@@ -284,6 +346,46 @@ def _image(snapshot: _Snapshot) -> MetadataImage:
             groups=Map({record.name: _from_group_record(record) for record in snapshot.groups}),
             last_epoch=snapshot.last_epoch,
         ),
+    )
+
+
+def _transaction_row(one: Transaction) -> _TransactionRow:
+    partitions = [(*key, epoch) for key, epoch in one.partitions.items()]
+    partitions.sort(key=lambda row: (row[0].int, row[1]))
+    return _TransactionRow(
+        one.transactional_id,
+        one.producer_id,
+        one.epoch,
+        one.timeout_ms,
+        one.last,
+        one.txn_seq,
+        int(one.state),
+        one.protocol,
+        partitions,
+        one.groups,
+        one.marker,
+        one.decision,
+        one.started_at_ms,
+        one.changed_at_ms,
+    )
+
+
+def _read_transaction(row: _TransactionRow) -> Transaction:
+    return Transaction(
+        transactional_id=row.transactional_id,
+        producer_id=row.producer_id,
+        epoch=row.epoch,
+        timeout_ms=row.timeout_ms,
+        last=row.last,
+        txn_seq=row.txn_seq,
+        state=TransactionState(row.state),
+        protocol=row.protocol,
+        partitions=Map(((topic_id, number), epoch) for topic_id, number, epoch in row.partitions),
+        groups=row.groups,
+        marker=row.marker,
+        decision=row.decision,
+        started_at_ms=row.started_at_ms,
+        changed_at_ms=row.changed_at_ms,
     )
 
 
@@ -369,8 +471,19 @@ def _to_group_record(group: GroupImage) -> _GroupRecord:
         leader=group.leader,
         members=group.members,
         changed_at_ms=group.changed_at_ms,
-        offsets=tuple(group.offsets[at] for at in sorted(group.offsets)),
+        offsets=_sorted_offsets(group.offsets),
+        pending=tuple(
+            (number, _sorted_offsets(group.pending[number])) for number in sorted(group.pending)
+        ),
     )
+
+
+def _sorted_offsets(offsets: OffsetMap) -> tuple[CommittedOffset, ...]:
+    return tuple(offsets[at] for at in sorted(offsets))
+
+
+def _read_offsets(rows: tuple[CommittedOffset, ...]) -> OffsetMap:
+    return Map({TopicPartition(row.topic, row.partition): row for row in rows})
 
 
 def _from_group_record(record: _GroupRecord) -> GroupImage:
@@ -385,5 +498,6 @@ def _from_group_record(record: _GroupRecord) -> GroupImage:
         leader=record.leader,
         members=record.members,
         changed_at_ms=record.changed_at_ms,
-        offsets=Map({TopicPartition(o.topic, o.partition): o for o in record.offsets}),
+        offsets=_read_offsets(record.offsets),
+        pending=Map({number: _read_offsets(rows) for number, rows in record.pending}),
     )

@@ -18,7 +18,7 @@ reported or was deleted; all that is in the image but `ids` and the two counters
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
@@ -212,3 +212,27 @@ class TransactionsImage:
 
 
 NO_TRANSACTIONS: Final = TransactionsImage()
+
+
+def transactions_of(ids: Iterable[Transaction], last_decision: int) -> TransactionsImage:
+    """The image of these ids: all else follows from them."""
+    by_name: dict[str, Transaction] = {}
+    producers: dict[int, str] = {}
+    stakes_at: dict[PartitionKey, dict[int, str]] = {}
+    decided: dict[int, str] = {}
+    for one in ids:
+        name = one.transactional_id
+        by_name[name] = one
+        producers[one.producer_id] = name
+        producers[one.records_producer_id] = name
+        if one.decision:
+            decided[one.decision] = name
+        for key in one.partitions:
+            stakes_at.setdefault(key, {})[one.records_producer_id] = name
+    return TransactionsImage(
+        ids=Map(by_name),
+        producers=Map(producers),
+        stakes_at=Map({key: Map(stakes) for key, stakes in stakes_at.items()}),
+        decided=Map(decided),
+        last_decision=last_decision,
+    )

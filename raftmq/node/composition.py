@@ -28,9 +28,14 @@ from raftmq.groups.membership import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
-from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.commands import Endpoint, FeatureUpdate
 from raftmq.metadata.engine import DrivenEngine
-from raftmq.metadata.features import FORMATS, LEVEL_OF_WITNESSED_JOURNALS, named
+from raftmq.metadata.features import (
+    FORMATS,
+    LEVEL_OF_WITNESSED_JOURNALS,
+    first_levels,
+    named,
+)
 from raftmq.metadata.formation import Formation
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
@@ -292,6 +297,7 @@ class NodeCore:
             clock=self.plane.clock,
             on_broken_invariant=self.plane.fail,
             wake=self._wake,
+            first_levels=self._first_levels,
         )
 
     def _compose_server(self, environment: Environment) -> None:
@@ -539,6 +545,11 @@ class NodeCore:
 
     def _peer_version(self, node_id: NodeId) -> int:
         return self.plane.links.version(node_id)
+
+    def _first_levels(self) -> tuple[FeatureUpdate, ...]:
+        """What a new cluster begins with, where this node is its first controller."""
+        spoken = [self._peer_version(node_id) for node_id in self.formation.heard_from]
+        return first_levels(self.supported, [version for version in spoken if version])
 
     def _levels_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """What older nodes do not support is said to none of them."""

@@ -67,7 +67,8 @@ that an older node would not understand is a new format, used only on streams of
 (`version`), so nodes of two versions work together. 2: a frame may hold several
 messages (`FrameBatcher`); 3: quiescent groups are compared in parts; 4: the metadata group
 and requests between brokers have a stream of their own, brokers' heartbeats go by that of
-heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels."""
+heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels; 7: metadata
+commands and snapshots may hold transactions."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0

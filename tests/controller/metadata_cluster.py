@@ -20,7 +20,7 @@ from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.metadata.broker_messages import FORMAT_MAX
-from raftmq.metadata.commands import Endpoint
+from raftmq.metadata.commands import Endpoint, FeatureUpdate
 from raftmq.metadata.engine import EngineConfig
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.machine import MetadataMachine
@@ -208,6 +208,7 @@ class Node:
             on_broken_invariant=pytest.fail,
             wake=lambda: None,  # `turn` drains all nodes until nothing is left to do
             config=cluster.engine_config,
+            first_levels=lambda: cluster.first_levels,
         )
         self.moves: list[tuple[TopicId, int, NodeId]] = []
         self.control = ControlPlane(
@@ -266,7 +267,9 @@ class MetadataCluster:
         reported_max: dict[int, int] | None = None,
         supported: dict[int, Ranges] | None = None,
         formats: dict[int, int] | None = None,
+        first_levels: tuple[FeatureUpdate, ...] = (),
     ) -> None:
+        self.first_levels = first_levels
         self.supported = supported or {}
         self.formats = formats or {}
         self.clock = FakeClock()

@@ -13,7 +13,7 @@ from tests.live.harness import Cluster
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-LEVEL = "raftmq.level"
+LEVEL, VERSION = "raftmq.level", "transaction.version"
 
 
 def kafka_features(cluster: Cluster, *words: str) -> tuple[int, str]:
@@ -25,40 +25,51 @@ def kafka_features(cluster: Cluster, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_level_is_shown_and_raised_and_never_lowered(tmp_path: Path) -> None:
+def test_a_new_cluster_has_the_newest_levels_which_are_shown_and_changed(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=1) as cluster:
         shown = cluster.run("cluster", "features")
         assert shown.returncode == 0, shown.stderr
         assert shown.stdout.split()[:4] == ["Feature", "Level", "RaisableTo", "SupportedByNode"]
         code, told = kafka_features(cluster, "describe")
         assert code == 0, told
-        assert "Feature: raftmq.level\tSupportedMinVersion: 1\tSupportedMaxVersion: 2" in told
-        assert "FinalizedVersionLevel: 1\tEpoch: 0" in told
+        assert f"Feature: {LEVEL}\tSupportedMinVersion: 1\tSupportedMaxVersion: 3" in told
+        assert "FinalizedVersionLevel: 3\tEpoch: " in told
+        assert f"Feature: {VERSION}\tSupportedMinVersion: 0\tSupportedMaxVersion: 2" in told
+        assert "FinalizedVersionLevel: 2\tEpoch: " in told
 
-        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}=3")
+        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}=4")
         assert refused.returncode == 1
-        assert "raftmq.level cannot be 3: broker 1 supports 1 to 2" in refused.stderr
+        assert "raftmq.level cannot be 4: broker 1 supports 1 to 3" in refused.stderr
         usage = cluster.run("cluster", "features", "--raise", LEVEL)
         assert usage.returncode == 2
         assert "NAME=LEVEL is wanted" in usage.stderr
-        rehearsed = cluster.run("cluster", "features", "--raise", f"{LEVEL}=2", "--dry-run")
+        code, told = kafka_features(cluster, "downgrade", "--feature", f"{LEVEL}=2")
+        assert code == 1
+        assert "never lowered" in told
+
+        code, told = kafka_features(cluster, "downgrade", "--feature", f"{VERSION}=1")
+        assert (code, "was downgraded to 1" in told) == (0, True), told
+        rehearsed = cluster.run("cluster", "features", "--raise", f"{VERSION}=2", "--dry-run")
         assert rehearsed.returncode == 0, rehearsed.stderr
         assert "it can be done" in rehearsed.stdout
-
-        code, told = kafka_features(cluster, "upgrade", "--feature", f"{LEVEL}=2")
+        code, told = kafka_features(cluster, "upgrade", "--feature", f"{VERSION}=2")
         assert (code, "was upgraded to 2" in told) == (0, True), told
         shown = cluster.run("cluster", "features", "--json")
         answer = json.loads(shown.stdout)
-        [row] = answer["Features"]
-        assert row == {
-            "Feature": LEVEL,
-            "Level": 2,
-            "RaisableTo": 2,
-            "SupportedByNode": {"1": "1-2"},
-        }
-        code, told = kafka_features(cluster, "downgrade", "--feature", f"{LEVEL}=1")
-        assert code == 1
-        assert "never lowered" in told
+        assert answer["Features"] == [
+            {
+                "Feature": LEVEL,
+                "Level": 3,
+                "RaisableTo": 3,
+                "SupportedByNode": {"1": "1-3"},
+            },
+            {
+                "Feature": VERSION,
+                "Level": 2,
+                "RaisableTo": 2,
+                "SupportedByNode": {"1": "0-2"},
+            },
+        ]
 
         cluster[1].kill()
         cluster.bring_back()

@@ -135,10 +135,11 @@ def upgrade(cluster: Cluster, application: Application, older: Path) -> None:
     roll(cluster, application, None, 2, 3)
     roll(cluster, application, older, 1, 2, 3)
     roll(cluster, application, None, 1, 2, 3)
-    code, told = features(cluster, "--raise", f"{LEVEL}=2")
-    assert code == 0, told
-    [row] = json.loads(told)["Features"]
-    assert (row["Feature"], row["Level"]) == (LEVEL, 2)
+    for level in (2, 3):
+        code, told = features(cluster, "--raise", f"{LEVEL}={level}")
+        assert code == 0, told
+        levels = {row["Feature"]: row["Level"] for row in json.loads(told)["Features"]}
+        assert levels == {LEVEL: level, "transaction.version": 0}
     assert json.loads(told)["Epoch"] > 0
 
 
@@ -153,7 +154,7 @@ def turned_away(cluster: Cluster, older: Path) -> None:
     """One that never was of this cluster is turned away at the door."""
     node = Node(cluster, 4, "127.0.0.1", cluster.folder / "data-4", None)
     said = tries(node, older, "start a newer raftmq")
-    assert f"({LEVEL} is 2)" in said
+    assert f"({LEVEL} is 3)" in said
     assert "format 5 at node 4" in said
     told = "".join(cluster[n].log_path.read_text() for n in (1, 2, 3))
     assert "refused a peer" in told

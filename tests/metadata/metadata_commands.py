@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import msgspec
+from attrs import evolve
 from hypothesis import strategies as st
+from immutables import Map
 
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import (
+    AbortExpired,
+    AddPartitions,
     AllocateProducerIds,
     AlterConfigs,
     ClaimGroup,
@@ -23,25 +28,33 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     Endpoint,
     EndReplacement,
+    EndTransaction,
     Envelope,
     FenceBroker,
+    ForgetId,
     Generation,
     GroupMember,
+    InitProducer,
     NoOperation,
+    OffsetsTransaction,
     PartitionAddition,
     ReassignPartition,
     RegisterBroker,
     ReleaseGroup,
     ReplaceNode,
+    ReportMarkers,
     ReportVoters,
     Result,
+    Row,
     TopicCreation,
+    TransactionRows,
     UnfenceBroker,
     UnregisterBroker,
     VotersReport,
     version_of,
 )
-from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.features import SUPPORTED
+from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage
 from raftmq.types import NodeId, Offset, TopicId
 
 
@@ -115,6 +128,11 @@ class Machine:
             self.apply(UnfenceBroker(node_id=node(number), broker_epoch=epoch))
 
 
+def raised(image: MetadataImage) -> MetadataImage:
+    """The same at the newest level."""
+    return evolve(image, features=Map({RAFTMQ_LEVEL: SUPPORTED[RAFTMQ_LEVEL][1]}), features_epoch=0)
+
+
 NODES = st.integers(1, 5).map(node)
 NAMES = st.sampled_from(["a", "b", "c.d", "e_f"])
 TOPIC_IDS = st.integers(0, 6).map(topic_id)
@@ -135,6 +153,43 @@ MEMBERS = st.lists(
     max_size=2,
 ).map(tuple)
 EPOCHS = st.integers(-1, 12)
+
+CREDENTIALS: dict[str, st.SearchStrategy[Any]] = {
+    "transactional_id": st.sampled_from(["t", "u"]),
+    "producer_id": st.integers(-1, 2),
+    "epoch": st.integers(-1, 3),
+}
+TXN_SEQS = st.integers(-1, 3)
+PROTOCOLS = st.integers(1, 2)
+ROWS: st.SearchStrategy[Row] = st.one_of(
+    st.builds(InitProducer, **CREDENTIALS, timeout_ms=st.just(1_000)),
+    st.builds(
+        AddPartitions,
+        **CREDENTIALS,
+        txn_seq=TXN_SEQS,
+        protocol=PROTOCOLS,
+        partitions=st.lists(
+            st.tuples(TOPIC_IDS, st.lists(st.integers(-1, 2), max_size=2).map(tuple)), max_size=2
+        ).map(tuple),
+        groups=st.lists(GROUPS, max_size=2).map(tuple),
+    ),
+    st.builds(
+        EndTransaction,
+        **CREDENTIALS,
+        is_commit=st.booleans(),
+        txn_seq=TXN_SEQS,
+        protocol=PROTOCOLS,
+    ),
+    st.builds(
+        ReportMarkers,
+        topic_id=TOPIC_IDS,
+        partition=st.integers(0, 2),
+        creation_epoch=st.integers(0, 12),
+        ended=st.lists(st.tuples(st.integers(0, 2), TXN_SEQS), max_size=3).map(tuple),
+    ),
+    st.builds(AbortExpired, **CREDENTIALS, txn_seq=TXN_SEQS),
+    st.builds(ForgetId, **CREDENTIALS, txn_seq=TXN_SEQS, changed_at_ms=st.integers(-1, 3)),
+)
 
 COMMANDS = st.one_of(
     st.builds(
@@ -233,6 +288,26 @@ COMMANDS = st.one_of(
         ).map(tuple),
     ),
     st.builds(DeleteGroup, group=GROUPS, coordinator_epoch=EPOCHS),
+    st.builds(
+        TransactionRows,
+        rows=st.lists(ROWS, max_size=6).map(tuple),
+        now_ms=st.integers(-1, 3),
+    ),
+    st.builds(
+        CommitOffsets,
+        group=GROUPS,
+        coordinator_epoch=EPOCHS,
+        offsets=st.builds(CommittedOffset, NAMES, st.integers(0, 2), st.integers(0, 99)).map(
+            lambda offset: (offset,)
+        ),
+        transaction=st.builds(
+            OffsetsTransaction,
+            **CREDENTIALS,
+            txn_seq=TXN_SEQS,
+            protocol=PROTOCOLS,
+            topic_ids=TOPIC_IDS.map(lambda one: (one,)),
+        ),
+    ),
 )
 
 ENVELOPES = st.builds(

@@ -47,6 +47,7 @@ from tests.metadata.metadata_commands import (
     Machine,
     creation,
     node,
+    raised,
     register,
     topic_id,
 )
@@ -279,7 +280,7 @@ def test_apply_is_total_pure_and_snapshots_lose_nothing(
     straight, restored = Machine(), Machine()
     for machine in (straight, restored):
         machine.register_all(1, 2, 3)
-        machine.image = evolve(machine.image, submitters=Map())
+        machine.image = raised(evolve(machine.image, submitters=Map()))
     for number, envelope in enumerate(envelopes):
         before = straight.image
         frozen = encode_image(before)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 
 from raftmq.metadata.commands import (
-    CONTROL_COMMANDS,
-    GROUP_COMMANDS,
+    ALL_COMMANDS,
     LATER_FIELDS,
     Envelope,
     NewerCommandError,
@@ -42,7 +41,7 @@ def test_round_trip(envelope: Envelope) -> None:
 
 
 def test_command_names_differ() -> None:
-    names = [command.__name__ for command in CONTROL_COMMANDS + GROUP_COMMANDS]
+    names = [command.__name__ for command in ALL_COMMANDS]
     assert len(names) == len(set(names))
 
 

@@ -31,14 +31,21 @@ from raftmq.metadata.commands import (
     UpdateFeatures,
     encode_envelope,
 )
-from raftmq.metadata.features import FORMATS, SUPPORTED, named, plan_features, ranges_of
+from raftmq.metadata.features import (
+    FORMATS,
+    SUPPORTED,
+    first_levels,
+    named,
+    plan_features,
+    ranges_of,
+)
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.types import LeaderEpoch
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import Machine, node, register
 
-LEVEL = "raftmq.level"
+LEVEL, VERSION = "raftmq.level", "transaction.version"
 
 
 def _raise(*updates: tuple[str, int]) -> UpdateFeatures:
@@ -231,6 +238,78 @@ def test_a_controller_of_an_older_version_is_not_asked_what_it_cannot_read() -> 
     assert error.code is ErrorCode.UNSUPPORTED_VERSION
     assert "node 1, the controller, runs a version of raftmq" in str(error)
     assert "upgrade all nodes first" in str(error)
+
+
+# ---- what a new cluster begins with ----
+
+
+@pytest.mark.parametrize(
+    ("formats", "levels"),
+    [
+        ([], {LEVEL: 3, VERSION: 2, "x.y": 4}),
+        ([7, 7], {LEVEL: 3, VERSION: 2, "x.y": 4}),
+        ([7, 6], {LEVEL: 2, "x.y": 4}),
+        ([5, 7], {}),
+    ],
+    ids=["alone", "new", "one of level 2", "one without levels"],
+)
+def test_the_newest_levels_are_those_that_all_who_are_reached_can_follow(
+    formats: list[int], levels: dict[str, int]
+) -> None:
+    known = {LEVEL: (1, 3), VERSION: (0, 2), "x.y": (1, 4)}
+    found = first_levels(known, formats)
+    assert {update.name: update.level for update in found} == levels
+    if found:
+        machine = _machine(" ".join(named(known)))
+        assert isinstance(machine.apply(UpdateFeatures(updates=found)), Done)
+
+
+def test_a_new_cluster_begins_at_the_newest_levels() -> None:
+    cluster = MetadataCluster.formed(first_levels=first_levels(SUPPORTED, ()))
+    for number in (1, 2, 3):
+        image = cluster.nodes[number].engine.image
+        assert dict(image.features) == {LEVEL: 3, VERSION: 2}
+        assert sorted(image.brokers) == [1, 2, 3]
+    before = cluster.nodes[1].engine.image.features_epoch
+    cluster.kill(1)
+    cluster.elect(2)
+    cluster.run(1_000)
+    assert cluster.nodes[2].engine.image.features_epoch == before, "only the first one does it"
+
+
+def test_a_first_controller_that_is_lost_leaves_no_cluster_without_levels() -> None:
+    cluster = MetadataCluster(first_levels=first_levels(SUPPORTED, ()))
+    cluster.cut = [1]
+    cluster.elect(1)
+    cluster.run(500)
+    assert cluster.nodes[1].replica.log_end_offset > 0, "they are in its log, not committed"
+    cluster.kill(1)
+    cluster.cut = []
+    cluster.elect(2)
+    cluster.run(1_000)
+    first = cluster.nodes[2].engine.image
+    assert first.level == 3
+    assert first.features_epoch <= 1, "nobody's command was committed without them"
+
+
+def test_a_cluster_that_an_older_version_formed_stays_where_it_is() -> None:
+    cluster = MetadataCluster.formed()
+    cluster.first_levels = first_levels(SUPPORTED, ())
+    cluster.kill(1)
+    cluster.elect(2)
+    cluster.run(1_000)
+    assert cluster.nodes[2].engine.image.level == 1
+
+
+def test_the_version_of_transactions_needs_the_level_that_holds_them() -> None:
+    machine = _machine("raftmq.level:1-3 transaction.version:0-2")
+    early = machine.apply(_raise((LEVEL, 2), (VERSION, 2)))
+    assert isinstance(early, Rejection)
+    assert "transaction.version needs raftmq.level 3" in early.message
+    assert isinstance(machine.apply(_raise((LEVEL, 3), (VERSION, 2))), Done)
+    assert isinstance(machine.apply(_raise((VERSION, 1))), Done)
+    assert isinstance(machine.apply(_raise((VERSION, 0))), Done)
+    assert dict(machine.image.features) == {LEVEL: 3}
 
 
 def _allocate(count: int) -> AllocateProducerIds:

@@ -20,8 +20,10 @@ from raftmq.metadata.snapshot import (
     decode_image,
     encode_image,
 )
+from raftmq.metadata.transactions import EPOCH_LAST
 from raftmq.types import TopicPartition
 from tests.metadata.metadata_commands import Machine, creation, node, register, topic_id
+from tests.metadata.transaction_machine import A, B, Transactions
 
 
 def _bytes() -> bytes:
@@ -60,7 +62,7 @@ def _sealed(version: int, body: bytes) -> bytes:
 
 def test_a_newer_format_is_refused_by_name() -> None:
     assert _sealed(1, SNAPSHOT[10:]) == SNAPSHOT
-    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2"):
+    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3"):
         decode_image(_sealed(9, SNAPSHOT[10:]))
     with pytest.raises(SnapshotError, match="format 0") as caught:
         decode_image(_sealed(0, SNAPSHOT[10:]))
@@ -84,6 +86,64 @@ def test_levels_are_written_in_format_2_and_nothing_else_is() -> None:
     data = encode_image(raised)
     assert data[4:6] == b"\0\2"
     assert decode_image(data) == raised
+
+
+def _with_transactions() -> Transactions:
+    """One id that is decided and owes a marker, with a new producer id, and one that runs."""
+    machine = Transactions()
+    machine.init("other")
+    machine.init()
+    machine.jump_to(EPOCH_LAST)
+    machine.add((A, 0), (B, 0), protocol=2, groups=("g",))
+    machine.end(True, 2)
+    machine.report(B, 0)
+    name = "other"
+    credentials = {"transactional_id": name, "producer_id": machine.known(name).producer_id}
+    machine.add((A, 0), protocol=2, groups=("g",), **credentials, epoch=0, txn_seq=1)
+    machine.apply(machine.committing(7, **credentials, epoch=0, txn_seq=1))
+    assert machine.is_pending()
+    return machine
+
+
+def test_transactions_are_written_in_format_3_and_are_all_there() -> None:
+    machine = _with_transactions()
+    data = encode_image(machine.image)
+    assert data[4:6] == b"\0\3"
+    read = decode_image(data)
+    assert read == machine.image
+    assert read.transactions.stakes(A, 0) == machine.image.transactions.stakes(A, 0)
+    assert read.transactions.of_producer(machine.known().marker[0]) == machine.known()
+    assert [*read.transactions.decided_after(0)] == [machine.known()]
+    encoder = SnapshotEncoder()
+    while not encoder.warm(machine.image, 1):
+        pass
+    assert encoder.encode(machine.image) == data
+
+
+def test_a_snapshot_of_format_3_without_transactions_is_refused() -> None:
+    machine = _with_transactions()
+    body = msgspec.msgpack.decode(encode_image(machine.image)[10:])
+    for size in (-1, -2):
+        with pytest.raises(SnapshotError, match="without transactions"):
+            decode_image(_sealed(3, msgspec.msgpack.encode(body[:size])))
+    older = evolve(decode_image(SNAPSHOT), features=Map({"raftmq.level": 2}), features_epoch=4)
+    data = encode_image(older)
+    assert decode_image(data) == older, "one of an older format has none"
+    with pytest.raises(SnapshotError, match="without transactions"):
+        decode_image(_sealed(3, data[10:]))
+
+
+def test_what_a_newer_version_adds_to_a_part_of_a_snapshot_is_never_dropped() -> None:
+    machine = _with_transactions()
+    data = encode_image(machine.image)
+    assert decode_image(_sealed(3, data[10:])) == machine.image
+    body = msgspec.msgpack.decode(data[10:])
+    later = [*body, "later"], [*body], [*body]
+    later[1][-2] = [[*row, "later"] for row in body[-2]]
+    later[2][10] = [{**group, "later": 1} for group in body[10]]
+    for changed in later:
+        with pytest.raises(SnapshotError, match="another shape"):
+            decode_image(_sealed(3, msgspec.msgpack.encode(changed)))
 
 
 BD280F3 = bytes.fromhex(

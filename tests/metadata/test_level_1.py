@@ -9,9 +9,8 @@ from zlib import crc32
 
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import (
-    CONTROL_COMMANDS,
+    ALL_COMMANDS,
     FIRST_VERSIONS,
-    GROUP_COMMANDS,
     decode_envelope,
     encode_envelope,
 )
@@ -36,6 +35,6 @@ def test_what_commands_do_at_level_1_never_changes() -> None:
 
 def test_every_kind_of_version_1_is_among_them() -> None:
     kinds = {type(decode_envelope(line.partition(" ")[2].encode()).command) for line in TOLD}
-    first = {kind for kind in (*CONTROL_COMMANDS, *GROUP_COMMANDS) if FIRST_VERSIONS[kind] == 1}
+    first = {kind for kind in ALL_COMMANDS if FIRST_VERSIONS[kind] == 1}
     missing = {kind.__name__ for kind in first - kinds}
     assert missing <= {"ReplaceMember", "DeleteOffsets", "ExpireOffsets"}, "those were not drawn"

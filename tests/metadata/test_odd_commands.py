@@ -9,26 +9,47 @@ import pytest
 
 from jepsen_like.fuzz.peers import Plausible, odd_struct
 from raftmq.metadata.commands import (
-    CONTROL_COMMANDS,
-    GROUP_COMMANDS,
+    ALL_COMMANDS,
     AllocateProducerIds,
+    ClaimGroup,
+    CreateTopics,
+    FeatureUpdate,
+    InitProducer,
     ProducerIds,
+    Rejection,
+    TransactionRows,
+    UpdateFeatures,
 )
+from raftmq.metadata.features import SUPPORTED
 from raftmq.promise import Promise
 from tests.controller.metadata_cluster import MetadataCluster
-from tests.metadata.metadata_commands import node
+from tests.metadata.metadata_commands import creation, node
 
-KINDS = [*CONTROL_COMMANDS, *GROUP_COMMANDS]
 TRIES = 40
 
 
 @pytest.mark.parametrize("asker", [1, 2], ids=["leader", "follower"])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ALL_COMMANDS, ids=lambda kind: kind.__name__)
 def test_an_odd_command_is_nobodys_end(kind: type[msgspec.Struct], asker: int) -> None:
     """What `apply` cannot take never enters the log, where it would end every node for ever."""
     world = MetadataCluster(3)
     world.elect(1)
     world.run(2_000)
+    levels = tuple(FeatureUpdate(name, high) for name, (_, high) in SUPPORTED.items())
+    topics = (creation("topic", 1, (1, 2, 3), (1, 2, 3)),)
+    row = InitProducer(transactional_id="topic", timeout_ms=1)
+    claim = ClaimGroup(
+        group="g", node_id=node(1), broker_epoch=world.nodes[1].engine.image.brokers[node(1)].epoch
+    )
+    for command in (
+        UpdateFeatures(updates=levels),
+        CreateTopics(topics=topics),
+        TransactionRows(rows=(row,)),
+        claim,
+    ):
+        made: Promise[object] = world.nodes[1].engine.propose(command)
+        world.run(100)
+        assert not isinstance(made.result(), Rejection)
     random = Random(f"{kind.__name__}/{asker}")
     image = world.nodes[1].engine.image
     plausible = Plausible(

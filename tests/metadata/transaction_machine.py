@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from attrs import evolve
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
@@ -23,9 +24,9 @@ from raftmq.metadata.commands import (
     RowDone,
     TransactionRows,
 )
-from raftmq.metadata.transactions import Transaction
+from raftmq.metadata.transactions import Transaction, transactions_of
 from raftmq.types import TopicId, TopicPartition
-from tests.metadata.metadata_commands import Machine, creation, node, topic_id
+from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id
 
 A, B = topic_id(1), topic_id(2)
 NAMES: Final = {A: "a", B: "b"}
@@ -38,6 +39,7 @@ class Transactions(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.register_all(1)
+        self.image = raised(self.image)
         self.apply(
             CreateTopics(topics=(creation("a", 1, (1,), (1,), (1,)), creation("b", 2, (1,))))
         )
@@ -65,6 +67,15 @@ class Transactions(Machine):
         known = self.image.transactions.get(name)
         assert known is not None
         return known
+
+    def jump_to(self, epoch: int) -> None:
+        """Let the id have come to that epoch."""
+        moved = msgspec.structs.replace(self.known(), epoch=epoch)
+        transactions = self.image.transactions
+        ids = (*transactions.ids.delete(ID).values(), moved)
+        self.image = evolve(
+            self.image, transactions=transactions_of(ids, transactions.last_decision)
+        )
 
     # ---- rows with the credentials and numbers of now ----
 

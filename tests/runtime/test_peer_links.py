@@ -477,7 +477,7 @@ async def test_nodes_without_a_common_format_are_refused_on_both_sides(
 
 
 async def test_a_demand_ends_streams_of_older_formats_and_says_why() -> None:
-    a, b = Node(1, formats=(5, 5)), Node(2)
+    a, b = Node(1, formats=(5, 5)), Node(2, formats=(5, 6))
     introduce(a, b)
     with capture_logs() as logs:
         async with running(a, b):

@@ -597,23 +597,26 @@ def test_update_features_of_nobody_knows_how_many_is_refused() -> None:
     assert world.controller.calls == []
 
 
-def test_api_versions_tell_the_levels_and_the_offset_at_which_they_changed() -> None:
+@pytest.mark.parametrize("version", [3, 4])
+def test_api_versions_tell_the_levels_and_the_offset_at_which_they_changed(version: int) -> None:
+    """Clients of version 3 cannot read a feature whose lowest level is 0."""
     world = World()
+    known = [("raftmq.level", 1, 3), ("transaction.version", 0, 2)][: version - 2]
 
     def told() -> tuple[list[tuple[str, int, int]], list[tuple[str, int]], int]:
         answer = world.ask(
-            ApiKey.API_VERSIONS, 3, client_software_name="t", client_software_version="1"
+            ApiKey.API_VERSIONS, version, client_software_name="t", client_software_version="1"
         )
         supported = [(f.name, f.min_version, f.max_version) for f in answer.supported_features]
         levels = [(f.name, f.max_version_level) for f in answer.finalized_features]
         return supported, levels, answer.finalized_features_epoch
 
-    assert told() == ([("raftmq.level", 1, 2)], [("raftmq.level", 1)], 0)
+    assert told() == (known, [("raftmq.level", 1)], 0)
     world.engine.image = evolve(
         world.engine.image, features=Map({"raftmq.level": 2, "x.y": 1}), features_epoch=77
     )
     levels = [("raftmq.level", 2), ("x.y", 1)]
-    assert told() == ([("raftmq.level", 1, 2)], levels, 77)
+    assert told() == (known, levels, 77)
 
 
 def test_describe_quorum() -> None:

@@ -24,6 +24,8 @@ from raftmq.types import METADATA_TOPIC, TopicPartition
 PREFERRED: Final = 0
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_FROM: Final = 3
+_LEVEL_0_FROM: Final = 4
+"""Older Java clients cannot read a feature whose lowest level is 0 (KAFKA-17492)."""
 
 _encoded_versions: dict[tuple[object, ...], bytes] = {}
 _ENCODED_VERSIONS_MAX: Final = 64
@@ -70,6 +72,7 @@ def _encode_versions(
             supported_features=[
                 Struct(name=name, min_version=low, max_version=high)
                 for name, (low, high) in sorted(supported.items())
+                if low or version >= _LEVEL_0_FROM
             ],
             # Java ignores levels of an epoch that is not above the last one that it knows.
             finalized_features_epoch=max(image.features_epoch, 0),
