@@ -84,22 +84,23 @@ EAGER_TICKS: Final = 20
 """Ticks in which the first voter of a cluster that was just formed stands for election."""
 NO_MAJORITY_S: Final = 10.0
 NO_MAJORITY_AGAIN_S: Final = 60.0
-"""After so long a start that waits for other nodes says so, and again."""
+"""How long a start waits for other nodes before it logs that, and then before it logs it again."""
 _BRING_BACK: Final = (
     "bring voters back with their data; if a majority of them is lost for good, see "
     "`raftmq recover --unsafe`"
 )
 _LOST_VOTE: Final = (
-    "state.journal, where this node wrote whom it voted for, is lost or damaged, so that it may "
-    "not vote before a leader admitted it anew"
+    "state.journal, the record of this node's votes, is lost or damaged, so it may not vote before "
+    "a leader has admitted it anew"
 )
 LEARNED_MAX: Final = 8
-"""A node that joins believes those it asks, at addresses of its configuration, where so many other
-nodes are: the controller, and its successors until the metadata tells."""
+"""Most addresses that a joining node takes from its peers, before the metadata names them: those of
+the controller and its successors."""
 LOST_HEARTBEATS: Final = 3
-"""A broker whose connection ended, and that was not heard for so many heartbeats since, is gone."""
+"""A broker whose connection ended is gone once so many of its heartbeats are missing."""
 CUT_OFF_MS: Final = 1_000.0
-"""Without a word of the metadata majority for so long, and of its end neither."""
+"""How long the majority must be silent, though its nodes are connected, until this node counts
+itself as cut off."""
 METADATA_LOG: Final = LogConfig(
     segment_bytes=64 << 20,
     retention_ms=-1,
@@ -115,12 +116,12 @@ def _unapplied(error: Exception) -> str:
 
 
 def _may_vote(replica: Replica) -> bool:
-    """False after its journal was lost, which makes it another replica that nobody has named."""
+    """False after its journal was lost, which makes it a new replica that is no member yet."""
     return replica.self_id in replica.voters
 
 
 class _Reminder:
-    """Logs what a start waits for, after a while and then seldom."""
+    """Logs what a start waits for: after a while, and then seldom."""
 
     def __init__(self, clock: Clock, tell: Callable[[], None]) -> None:
         self._clock = clock
@@ -176,7 +177,7 @@ class NodeCore:
         await self.partitions.start()
 
     async def prepared(self) -> None:
-        """What must be done before others may count on this node; it votes meanwhile."""
+        """Finish what must be done before other nodes rely on this one; it votes meanwhile."""
 
     async def live(self) -> None:
         """Follow the metadata, and keep the logs well, until cancelled."""
@@ -342,8 +343,8 @@ class NodeCore:
         self.events.replica_changed(name, watch, soft)  # made after the partitions
 
     def _is_cut_off(self) -> bool:
-        """True when metadata may well go on without this node: the majority is silent, and not
-        because its nodes are down."""
+        """True when metadata may go on without this node: the majority is silent, though its nodes
+        are connected."""
         if self.metadata_replica is None or self.control.lifecycle.isolated_ms() <= CUT_OFF_MS:
             return False
         voters = [voter.node_id for voter in self.metadata_replica.voters]
@@ -484,7 +485,7 @@ class NodeCore:
             await self.tasks.sleep(POLL_S)
 
     def _tell_not_formed(self) -> None:
-        """A node that knows no cluster and can form none waits: say for whom."""
+        """Log which nodes a node waits for that knows no cluster and cannot form one alone."""
         voters = self._first_voters()
         logger.warning(
             "no cluster yet",
@@ -495,7 +496,7 @@ class NodeCore:
         )
 
     def _tell_no_majority(self) -> None:
-        """Without a leader of the metadata group nothing goes on: say whose vote is wanted."""
+        """Log whose votes are missing: without a leader of the metadata group nothing goes on."""
         engine, links = self.engine, self.plane.links
         configuration = engine.configuration
         if configuration is None or engine.controller_id is not None:
@@ -515,7 +516,7 @@ class NodeCore:
     def tick(self, now_ms: float) -> None:
         """Let time pass for everything above the data plane."""
         if self.machine.failure is not None:
-            # Whoever met it first may have taken it for a matter of his own request.
+            # The call that met it first may have reported it to its own client only.
             self.plane.fail(_unapplied(self.machine.failure))
             return
         replica = self.metadata_replica
@@ -523,8 +524,8 @@ class NodeCore:
             self.plane.fail(f"the metadata replica stopped: {replica.failure}")
             return
         if self._eager_ticks and replica is not None:
-            # A cluster that was just formed need not wait for somebody's patience to end; the
-            # others may not have the group yet, so its first voter asks more than once.
+            # A cluster that was just formed need not wait for an election timeout; the other
+            # nodes may not have the group yet, so its first voter asks more than once.
             self._eager_ticks -= 1
             replica.stand()
         self.control.tick()
@@ -552,7 +553,7 @@ class NodeCore:
         return first_levels(self.supported, [version for version in spoken if version])
 
     def _levels_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        """What older nodes do not support is said to none of them."""
+        """Refuse links to nodes too old for the cluster's level, and use what the level allows."""
         if before.features is not after.features:
             self.plane.links.demand(FORMATS[after.level], f"{RAFTMQ_LEVEL} is {after.level}")
             if after.level >= LEVEL_OF_WITNESSED_JOURNALS:
@@ -587,10 +588,10 @@ class NodeCore:
 
     def _learn_address(self, node_id: NodeId, where: str) -> None:
         if node_id in self.engine.image.brokers:
-            return  # the image knows it better
+            return  # the image has its address
         if node_id not in self._learned and len(self._learned) >= LEARNED_MAX:
             return
-        with suppress(ConfigError):  # of a peer that speaks nonsense: ask another one
+        with suppress(ConfigError):  # a peer sent nonsense: another one will be asked
             self.plane.links.set_addresses({node_id: Address.parse(where)})
             self._learned.add(node_id)
 

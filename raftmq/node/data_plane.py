@@ -1,8 +1,8 @@
 """The data plane of one node: disk, journal, flushes, links and all its replicas.
 
 Owns what moves bytes and time: ticks, frames between nodes, flushes. Knows nothing of topics or
-Kafka; the control plane tells it which replicas to run. One slow turn of the loop delays heartbeats
-of every group, so the time between ticks is watched and told.
+Kafka; the control plane says which replicas run. One slow turn of the loop delays heartbeats of
+every group, so the time between ticks is watched and reported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DataPlane:
 
     Attributes:
         failure: why the node must stop, once it must.
-        failed: kept with that reason.
+        failed: resolves with that reason.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class DataPlane:
         )
 
     def fail(self, reason: str) -> None:
-        """The node cannot go on without breaking a promise; whoever runs it must stop it."""
+        """The node cannot go on without breaking a promise: what runs it must stop it."""
         if self.failure is None:
             self.failure = reason
             logger.error("node must stop", reason=reason)
@@ -157,8 +157,8 @@ class DataPlane:
             await self.tasks.sleep((due_ms - clock.monotonic_ms()) / 1e3)
             late_ms = clock.monotonic_ms() - due_ms
             self.loop_watch.ticked(late_ms)
-            # After a pause (SIGSTOP, a slow host) ticks are not made up for: others' leases ran on
-            # real time, and a burst of ticks here would depose a leader that is alive.
+            # After a pause (SIGSTOP, a slow host) missed ticks are not made up for: the leases of
+            # other nodes ran on real time, and a burst of ticks here would depose a live leader.
             due_ms = max(due_ms + tick_ms, clock.monotonic_ms())
             for number in range(ticks):
                 self.multiraft.tick(0.0 if number else late_ms / tick_ms)
@@ -168,8 +168,8 @@ class DataPlane:
             self._end_pauses(now_ms)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep until the first tick after so long: a quiescent node wakes for that one anyway, and
-        each further wake-up costs it more than what maintenance has to do."""
+        """Sleep until the first tick after that time: a quiescent node wakes for it anyway, and a
+        wake-up of its own would cost more than the work of maintenance."""
         over: Promise[None] = Promise()
         self._pauses.append((self.clock.monotonic_ms() + seconds * 1e3, over))
         await self.tasks.wait(over)
@@ -189,7 +189,7 @@ class DataPlane:
         return self.links.send(node_id, _KINDS[stream], frame)
 
     def frame_received(self, sender: PeerIdentity, kind: int, payload: memoryview) -> None:
-        """A frame of a peer, for whom it concerns."""
+        """Hand a peer's frame to the part that it is for."""
         if kind in (KIND_RAFT, KIND_METADATA, KIND_HEARTBEATS, KIND_STORED):
             self.multiraft.deliver(sender.node_id, payload)
         elif kind in (KIND_BROKER, KIND_BROKER_BEAT):

@@ -1,4 +1,4 @@
-"""What a node is built on: everything that differs between a process and the simulation.
+"""What a node is built on: all that differs between a process and the simulation.
 
 `composition.py` builds the same node on any of it. The real one (trio, sockets, threads, files) is
 made by `node.py`, the simulated one by `jepsen_like`. Owns no behaviour.
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Tasks(Protocol):
-    """How code that waits is run: by trio in a node, on virtual time in the simulation."""
+    """How waiting code is run: by trio in a node, on virtual time in the simulation."""
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for this long; at least for one turn."""
@@ -57,7 +57,7 @@ class PeerEvents(Protocol):
         """A whole frame arrived.
 
         Raises:
-            RemoteProtocolError: close the connection that it came from.
+            RemoteProtocolError: the connection that it came by is to be closed.
         """
         ...
 
@@ -110,7 +110,7 @@ class FlushPool(Protocol):
         ...
 
     def close(self) -> None:
-        """Take no more; return when all that was asked for is done."""
+        """Take no more jobs; return when all submitted ones are done."""
         ...
 
 

@@ -2,9 +2,8 @@
 
 Some changes are reported by the part that changes (replicas' roles, the leader table, applied
 commands, segment files), others are seen when the node ticks (the controller, disk space, replicas
-that catch up). Owns no decision, and counts elections while it is at it. An event that happens to a
-thousand partitions in one moment is limited to `LINES_MAX` lines in ten seconds and a count of the
-rest.
+that catch up). Decides nothing; counts elections as well. An event that happens to a thousand
+partitions at once is limited to `LINES_MAX` lines in ten seconds and a count of the rest.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ LINES_MAX: Final = 50
 LOOK_MS: Final = 250.0
 FOLLOWERS_MS: Final = 1_000.0
 SETTLE_MS: Final = 1_000.0
-"""A new leader learns who is in sync within this time; before, nobody left anything."""
+"""A new leader learns within this time which replicas are in sync; until then none is logged as
+having left the ISR."""
 FREE_BYTES_MIN: Final = 1 << 20
 FULL_QUIET_MS: Final = 2_000.0
 STUCK_MS: Final = 2_000.0
-"""A flush that takes longer is no slow disk any more: who else can should lead."""
+"""A disk whose flush takes longer does not answer: leaderships are handed over."""
 
 logger = structlog.get_logger("raftmq.events")
 
@@ -137,7 +137,7 @@ class Events:
     # ---- catching up ----
 
     def _look_at_followers(self, now_ms: float) -> None:
-        """Log when a replica that is out of sync but heard of begins and ends to catch up."""
+        """Log when a replica that is out of sync, but heard from, begins and ends to catch up."""
         behind: set[tuple[Key, ReplicaId]] = set()
         for replica in self._node.partitions.replicas():
             if replica.quiescence.is_quiescent or not replica.is_leader:
@@ -274,7 +274,7 @@ class Events:
     # ---- driven by the node ----
 
     def tick(self, now_ms: float) -> None:
-        """Look at what no part reports."""
+        """Look for the changes that no part reports."""
         if now_ms < self._next_ms:
             return
         self._next_ms = now_ms + LOOK_MS

@@ -4,12 +4,12 @@ A late tick delays heartbeats of every group, and elections follow. A loop that 
 core needs a bigger machine, and so does one whose host took the core away; one that had a core and
 was late did too much in one turn, or waited for the disk.
 
-While a full garbage collection runs, the loop stands still. Python looks at every object that lives
-long when a quarter more of them came to be, as after the creation of a thousand partitions, and
-that takes a tenth of a second then. So what outlived one full collection is frozen: the next one
-looks at what came to be since. Reference counts free frozen objects as any others; only rings of
-them would stay, so everything is looked at again when the frozen ones have doubled, and are many.
-One histogram per process, as the collector is.
+While a full garbage collection runs, the loop stands still. Python looks at all long-lived objects
+when their number has grown by a quarter, as after the creation of a thousand partitions, and that
+takes a tenth of a second then. So what outlived one full collection is frozen: the next one looks
+only at newer objects. Reference counts free frozen objects like all others; only cycles of them
+would stay, so everything is looked at again when the frozen objects have doubled, and are many.
+There is one histogram per process, since there is one collector.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ STALL_SHARE: Final = 0.25
 """A tick later than this share of the election timeout counts as a stall of the loop."""
 
 STOLEN_EVERY_TICKS: Final = 40
-"""So often the host's share is read, which costs more the more cores there are: what it took in a
-stall may so include what it took up to a second before, or two where a node at ease ticks twice at
-once."""
+"""How often the host's share is read, which costs more the more cores there are. So the share of a
+stall may include that of up to a second before, or two on a quiescent node, which takes two ticks
+at once."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.node"))
 
@@ -42,8 +42,8 @@ class LoopWatch:
     Attributes:
         lag: of all ticks, in seconds.
         stalls_count: ticks later than the limit.
-        without_core_count: those within the limit but for the wait for a core, be it that others on
-            this machine had it or that the host did.
+        without_core_count: those of them that would have been within the limit, had the loop not
+            waited for a core that other processes or the host had.
     """
 
     def __init__(

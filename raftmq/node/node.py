@@ -1,7 +1,7 @@
-"""The process's node: `composition.py` with trio, sockets and threads around it.
+"""The node of a process: `composition.py` with trio, sockets and threads around it.
 
-Owns the order from the data folder to the client port: folder and journal, the composition's own
-coming up, the client port, and at last, when clients are served, the admin port. It goes down in
+Owns the order from the data folder to the client port: folder and journal, the start of the
+composition, the client port, and at last, when clients are served, the admin port. It goes down in
 the reverse order: leaderships are handed over, Metadata forgets this broker, requests in hand are
 answered.
 """
@@ -40,13 +40,13 @@ from raftmq.server.kafka.listener import ClientPort
 logger = structlog.get_logger("raftmq.node")
 
 PEER_LINES_MAX: Final = 20
-"""Lines of one event in ten seconds: all peers of a large cluster may come at once."""
+"""Most lines of one event in ten seconds: all peers of a large cluster may connect at once."""
 RIVAL_POLL_S: Final = 0.25
 RIVAL_PATIENCE_S: Final = 10.0
 """How long a start waits for another process of its node id to end: longer than a connection to a
-host that lost power can seem to stand."""
+host that lost power can seem open."""
 ADMIN_WAIT_S: Final = 1.0
-"""How long after the node is ready its admin pages are imported, unless a request comes before."""
+"""How long after the node is ready its admin pages are imported, unless a request comes earlier."""
 
 
 def _first(error: Exception) -> Exception:
@@ -122,9 +122,9 @@ class Node(NodeCore):
             self._close(journal, folder)
 
     async def _watch_rival(self) -> None:
-        """Say that another process has this node's id; end, if it stays so before this one serves.
+        """Log that another process has this node's id; end if that lasts before this one serves.
 
-        One that served already goes on with the peers that know it: it may be the right one.
+        A node that serves already goes on with the peers that know it: it may be the right one.
         """
         told, since_s = "", 0.0
         while True:
@@ -142,7 +142,7 @@ class Node(NodeCore):
 
     @property
     def taken(self) -> str:
-        """What peers say that know another process of this node id; "" for none."""
+        """Why peers refuse this node that know another process of its id; "" for none."""
         return next(iter(self.links.taken.values()), "")
 
     # ---- coming up ----
@@ -152,8 +152,8 @@ class Node(NodeCore):
         self._is_warm.set()
 
     async def prepared(self) -> None:
-        """Wait for the thread that compiles codecs. While it has the interpreter every turn of the
-        loop takes several times as long, and a node that serves may be made a leader at once."""
+        """Wait for the thread that compiles codecs. While it holds the interpreter each turn of
+        the loop takes several times as long, and a node that serves may become leader at once."""
         await self._is_warm.wait()
 
     def _compose_here(self, disk: RealDisk, folder: DataFolder, journal: HardStateJournal) -> None:
@@ -251,9 +251,9 @@ class Node(NodeCore):
         )
 
     async def _serve_admin(self) -> None:
-        # Not before the node is ready, and in a thread: it is slow to import, and heartbeats go on.
-        # Slower they do, so the first clients of a node that just came up are served first, unless
-        # a request for them came already.
+        # Not before the node is ready, and in a thread, so that heartbeats go on: the import is
+        # slow. It slows down the loop, too, so it waits a little, for the sake of the first
+        # clients, unless a request for these pages is there already.
         with trio.move_on_after(ADMIN_WAIT_S):
             await trio.lowlevel.wait_readable(self._admin_sock)
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.http")

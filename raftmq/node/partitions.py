@@ -74,12 +74,13 @@ SCRUB_SMALL_BYTES: Final = 64 << 10
 SCRUB_PAUSE_S: Final = 0.1
 """The pause after a log with less than that to check: a thousand small ones cost little."""
 SCRUB_ROUND_S: Final = 3.0
-"""A round through all logs takes at least this long: few small ones are not read continuously."""
+"""A round through all logs takes at least this long, so that few small logs are not read without
+pause."""
 RETAIN_TURN: Final = 64
 """Logs that one turn of the loop checks for retention."""
 WATCH_INTERVAL_S: Final = 1.0
 REOPEN_FREE_BYTES: Final = 16 << 20
-"""With less than that free a replica would only stop again."""
+"""With less than this free a replica would only stop again."""
 
 
 def log_config(configs: dict[str, str]) -> LogConfig:
@@ -95,7 +96,7 @@ def log_config(configs: dict[str, str]) -> LogConfig:
 
 
 def tell_of_term(name: TopicPartition, replica: Replica) -> None:
-    """Say that a replica was opened with a term with which it can do nothing."""
+    """Log that a replica was opened with a term in which it can do nothing."""
     core = replica.core
     if core.is_term_absurd:
         logger.error(
@@ -110,7 +111,7 @@ def tell_of_term(name: TopicPartition, replica: Replica) -> None:
 
 
 class RoleWatch:
-    """What was last told of a replica's role, for whoever tells of changes."""
+    """A replica's role and leader as last reported, for what reports changes."""
 
     __slots__ = ("leader", "role")
 
@@ -120,7 +121,7 @@ class RoleWatch:
 
 
 class LedPartition(Partition):
-    """A partition that says when this node begins to lead it."""
+    """A partition that reports when this node begins to lead it, and changes of its role."""
 
     on_led: Callable[[Partition], None]
     on_role: Callable[[TopicPartition, RoleWatch, SoftState], None]
@@ -267,7 +268,7 @@ class Partitions:
 
     async def _until_calm(self) -> bool:
         """Wait while many new groups elect: thousands at once would starve each other. False when
-        they do not come to an end, for want of other nodes; then waiting helps nobody."""
+        they get no leaders, for lack of other nodes; then waiting is of no use."""
         clock = self._plane.clock
         give_up_ms = clock.monotonic_ms() + CALM_WAIT_S * 1e3
         while True:
@@ -311,7 +312,7 @@ class Partitions:
             elif isinstance(action, StopReplica):
                 self._unstopped[action.group] = action
         except (DiskError, RaftmqError) as error:
-            # One partition that cannot be opened must not take the node's others with it.
+            # A partition that cannot be opened must not stop the other ones of the node.
             logger.error("partition action failed", action=str(action), error=str(error))
             if isinstance(action, StopReplica):
                 self._unstopped[action.group] = action
@@ -391,7 +392,7 @@ class Partitions:
                 self._order(Reopen(start_again))
 
     def stop_again(self) -> None:
-        """Try again to delete what could not be deleted, while it is to go."""
+        """Try again to delete what could not be deleted, unless its removal is no longer wanted."""
         unstopped, self._unstopped = self._unstopped, {}
         for group, action in unstopped.items():
             removal = self._engine.image.removals.get((group.topic_id, group.partition))
@@ -446,7 +447,7 @@ class Partitions:
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 
     def _follow(self, group: RaftGroupId) -> None:
-        """Other brokers should hold the partition: a quiescent group must learn of it."""
+        """Other brokers should hold the partition: a quiescent group must be told."""
         replica = self._replicas.get(group)
         if replica is not None:
             self._plane.multiraft.touch(replica.group)
@@ -506,7 +507,7 @@ class Partitions:
             disk.remove_tree(parent)
 
     def _obey_configs(self) -> None:
-        """What may be changed while the node runs and is no topic's."""
+        """Apply the broker settings that may change while the node runs."""
         plane = self._plane
         static = plane.config.kafka_settings
         value = broker_value(self._engine.image, plane.node_id, static, CATCH_UP_RATE)
@@ -521,7 +522,7 @@ class Partitions:
     # ---- leading ----
 
     def _led(self, partition: Partition) -> None:
-        """This node leads: tell all nodes at once; says nothing when nothing is new."""
+        """This node leads: report it to all nodes at once, if anything is new."""
         self._eager.pop(partition.group, None)
         self._transactions.led(partition.topic_id, partition.index)
         replica = self._replicas[partition.group]
@@ -557,8 +558,8 @@ class Partitions:
                 self._led(partition)
 
     def _due_reports(self) -> list[RaftGroupId]:
-        """Groups whose ISR may have changed. What is quiescent was in sync when it quiesced, and
-        is so until it unquiesces; but who is fenced is out of sync everywhere."""
+        """Groups whose ISR may have changed. A quiescent group was in sync when it quiesced, and is
+        so until it unquiesces; but a fenced broker is out of sync everywhere."""
         multiraft, brokers = self._plane.multiraft, self._engine.image.brokers
         quiesced = multiraft.take_quiesced()
         if brokers is not self._told_brokers:
@@ -582,7 +583,7 @@ class Partitions:
     # ---- maintenance ----
 
     def retain(self, replicas: Sequence[Replica]) -> None:
-        """Let those of them that lead move their log start where retention says so."""
+        """Let the leaders among them move their log start as retention demands."""
         for replica in replicas:
             if replica.failure is not None or not replica.is_writable:
                 continue
@@ -606,8 +607,8 @@ class Partitions:
     def transfer_all(self) -> int:
         """Hand over every leadership that an in-sync voter can take; how many there still were.
 
-        One that is about to be won counts, too: its leader was asked to hand it over here before
-        it could know that this node leaves.
+        One that this node is about to win counts too: its leader was asked to hand it over here
+        before it could know that this node leaves.
         """
         live = {broker.node_id for broker in self._engine.image.live_brokers()}
         load: dict[NodeId, int] = dict.fromkeys(sorted(live), 0)
@@ -624,7 +625,7 @@ class Partitions:
             if others:
                 remaining += 1
                 if replica.is_handing_over:
-                    continue  # asking somebody else now would make two stand against each other
+                    continue  # with a second successor two would stand against each other
                 close = [node_id for node_id in others if replica.is_close_behind(node_id)]
                 chosen = min(close or others, key=lambda node_id: (load[node_id], node_id))
                 load[chosen] += 1
@@ -632,12 +633,12 @@ class Partitions:
         return remaining
 
     def answer_fetches(self) -> None:
-        """Answer every parked fetch with what there is: this node takes part no longer."""
+        """Answer every parked fetch with what there is: this node is leaving."""
         for partition in self.registry:
             partition.stop_waiting()
 
     def move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
-        """Hand the leadership of a partition led here to a node; False when that cannot be."""
+        """Hand the leadership of a partition led here to a node; False if it cannot be."""
         known = self.registry.by_id(topic_id, partition)
         if known is None:
             return False

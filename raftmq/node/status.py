@@ -56,7 +56,7 @@ def health(node: Node) -> tuple[bool, dict[str, Any]]:
 
 
 async def describe(node: Node) -> dict[str, Any]:
-    """Everything that an operator may want to know of one node."""
+    """Everything that an operator may want to know about one node."""
     control, plane = node.control, node.plane
     controller = control.engine.controller_id
     lifecycle = control.lifecycle
@@ -128,7 +128,7 @@ def _metadata(node: Node) -> dict[str, Any]:
         return told
 
     def row(member: ReplicaId) -> dict[str, Any]:
-        """How far a member is; of others only the leader knows."""
+        """How far a member is; a follower knows that only of itself."""
         is_known = member == replica.self_id or replica.is_leader
         end = int(replica.flushed_end_of(member)) if is_known else None
         lag = None if end is None else max(0, replica.commit_end - end)
@@ -161,7 +161,7 @@ def _brokers(node: Node) -> list[dict[str, Any]]:
 
 
 class _Turns:
-    """Gives the loop a turn when this one was long."""
+    """Lets the loop go on when a turn of reading was long."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
@@ -247,7 +247,7 @@ async def _groups(node: Node) -> dict[str, Any]:
 
 
 def diagnose(node: Node, partition: Partition, replica: Replica) -> list[str]:
-    """What keeps this partition from being led, written, or fully replicated."""
+    """What keeps this partition from being led, written or fully replicated."""
     if replica.failure is not None:
         return [f"replica on node {node.node_id} stopped: {replica.failure}"]
     found = [*_of_replica(node, replica)]
@@ -339,7 +339,7 @@ def not_running(node: NodeCore, topic: TopicImage) -> list[dict[str, object]]:
 
 
 def unheld(image: MetadataImage, topic: TopicImage) -> list[dict[str, object]]:
-    """Partitions of a topic that no live broker holds, so that no replica could tell why."""
+    """Partitions of a topic that no live broker holds, so that no replica can say why."""
     rows: list[dict[str, object]] = []
     for partition in topic.partitions:
         holders = sorted({*partition.replicas, *partition.voters})

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from raftmq.node.metrics.partitions import Ages
 
 TURN_S: Final = 0.002
-"""Reading for a scrape keeps the loop for about so long, then others have it."""
+"""About how long reading for a scrape may keep the loop at a time."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 OTHER: Final = "(other)"
-"""Label of what was summed because there is too much of it; no topic or group can be called so."""
+"""Label of rows that were summed, being too many; no topic or group can have this name."""
 
 
 @frozen(slots=True)
@@ -93,8 +93,8 @@ class Scrape:
 
 Work: TypeAlias = Callable[[], None]
 Collect: TypeAlias = Callable[["NodeCore", Scrape], Iterator[Work | None]]
-"""Fills a scrape; yields often, so that the loop can turn in between. Work that it yields runs in a
-worker thread before it goes on."""
+"""Fills a scrape; yields often, so that the loop can turn in between. Work that it yields is run in
+a worker thread before it goes on."""
 
 
 @frozen(slots=True)
