@@ -53,27 +53,6 @@ class CatchUp(Protocol):
         ...
 
 
-class InlineCatchUp:
-    """Runs jobs at once, without limits: for the simulation."""
-
-    def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """Run it now."""
-        error: DiskError | None = None
-        try:
-            job.run()
-        except DiskError as failure:
-            error = failure
-        done(error)
-
-    def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
-        """Run it now."""
-        self.run(job, done)
-
-    def admit(self, _to: NodeId, _size_bytes: int, _batches: int, *, is_needed: bool) -> bool:
-        """True, whatever the size."""
-        return True
-
-
 class CatchUpRate:
     """A limit in bytes per second, over all replicas that this node serves; 0 is no limit.
 

@@ -217,16 +217,16 @@ class MultiRaft:
         journal: HardStateJournal,
         *,
         send: SendFrame,
+        send_stored: SendStored,
         request_flush: RequestFlush,
         on_journal_failed: Callable[[DiskError], None],
         on_broken_invariant: ReportBroken,
-        send_stored: SendStored | None = None,
     ) -> None:
         self.node_id = node_id
         self.replicas: dict[RaftGroupId, Replica] = {}
         self._journal = journal
         self._send = send
-        self._send_stored = send_stored or self._send_read
+        self._send_stored = send_stored
         self._request_flush = request_flush
         self._on_journal_failed = on_journal_failed
         self.on_broken_invariant = on_broken_invariant
@@ -485,15 +485,6 @@ class MultiRaft:
             self._batcher.add(group, message, _stream_of(group, message))
         if not self.depth and not self._is_draining:
             self._batcher.send_all()
-
-    def _send_read(self, to: NodeId, head: list[Buffer], chunk: StoredChunk) -> bool:
-        """Send a stored chunk as other frames, where there is no stream for catch-up."""
-        if (span := chunk.span) is not None:
-            try:
-                head.append(span.file.pread(span.size, span.position))
-            except DiskError:
-                return False  # asked for again; the log meets the same error then
-        return self._send(to, head, Stream.BULK)
 
     def _send_node_beat(self, beat: NodeBeat) -> None:
         self._send(beat.to, encode_node_beat(beat), Stream.HEARTBEAT)

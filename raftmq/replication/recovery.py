@@ -21,7 +21,7 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.shared import Shared
 from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, never
 from raftmq.raft.membership import Configuration
-from raftmq.replication.catch_up import CatchUp, InlineCatchUp
+from raftmq.replication.catch_up import CatchUp
 from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.ports import ReplicaConfig, ReplicaHost, StateMachine
 from raftmq.replication.replica import Replica
@@ -38,8 +38,8 @@ class Opening:
     host: ReplicaHost
     clock: Clock
     random: Random
+    catch_up: CatchUp
     shared: Shared | None = None
-    catch_up: CatchUp = field(factory=InlineCatchUp)
     buggify: Buggify = field(default=never)
 
 

@@ -53,6 +53,7 @@ from raftmq.types import (
     StorageId,
     TopicId,
 )
+from tests.replication.inline import InlineCatchUp, stored_as_frames
 
 TICK_MS = 10.0
 OLDER: Ranges = {RAFTMQ_LEVEL: (1, 1)}
@@ -173,6 +174,7 @@ class WorldNode:
             self.node_id,
             journal,
             send=self._send,
+            send_stored=stored_as_frames(self._send),
             request_flush=self._flush,
             on_journal_failed=lambda _error: self.crash(),
             on_broken_invariant=self._broken,
@@ -196,6 +198,7 @@ class WorldNode:
                 disk=disk,
                 journal=journal,
                 host=self.multiraft,
+                catch_up=InlineCatchUp(),
                 clock=self.clock,
                 random=self.random,
                 shared=Shared.make(disk),

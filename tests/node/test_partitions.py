@@ -30,7 +30,7 @@ from raftmq.partition.parked import Deadlines
 from raftmq.partition.ports import AppendResult
 from raftmq.ports import DiskError, DiskFullError, never
 from raftmq.records import NewRecord, build_batch
-from raftmq.replication.catch_up import CatchUpRate, InlineCatchUp
+from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.multiraft import MultiRaft
 from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import ReplicaOpener
@@ -39,6 +39,7 @@ from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.loop import TrioTasks
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
+from tests.replication.inline import InlineCatchUp
 
 PARTITIONS = 40
 ONE, TWO, THREE = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
@@ -59,6 +60,7 @@ class Bench:
             ONE.node_id,
             self.journal,
             send=lambda _node, _frame, _stream: True,
+            send_stored=lambda _node, _head, _chunk: True,
             request_flush=flush,
             on_journal_failed=lambda error: pytest.fail(str(error)),
             on_broken_invariant=pytest.fail,

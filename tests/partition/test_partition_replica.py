@@ -24,6 +24,7 @@ from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId
 from tests.partition.fake_replica import GROUP, NAME, FakeClock
+from tests.replication.inline import InlineCatchUp
 
 SELF = ReplicaId(NodeId(1), StorageId(1))
 
@@ -57,6 +58,7 @@ class Node:
             SELF.node_id,
             journal,
             send=lambda _node, _frame, _stream: True,
+            send_stored=lambda _node, _head, _chunk: True,
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=pytest.fail,
             on_broken_invariant=self.broken.append,
@@ -77,6 +79,7 @@ class Node:
                 disk=disk,
                 journal=journal,
                 host=self.multiraft,
+                catch_up=InlineCatchUp(),
                 clock=clock,
                 random=Random(1),
             ),

@@ -40,6 +40,7 @@ from raftmq.types import (
     StorageId,
     TopicId,
 )
+from tests.replication.inline import InlineCatchUp, stored_as_frames
 
 TICK_MS = 25
 LATENCY_MS = (0.5, 4.0)
@@ -183,6 +184,7 @@ class SimNode:
             self.node_id,
             self.journal,
             send=self._send,
+            send_stored=stored_as_frames(self._send),
             request_flush=self._request_flush,
             on_journal_failed=lambda _error: self.crash(),
             on_broken_invariant=_broken,
@@ -192,6 +194,7 @@ class SimNode:
             disk=self.disk,
             journal=self.journal,
             host=self.multiraft,
+            catch_up=InlineCatchUp(),
             clock=self.clock,
             random=self._random,
             shared=Shared.make(self.disk),

@@ -13,8 +13,8 @@ from raftmq.metadata.image import EMPTY_IMAGE
 from raftmq.metadata.machine import MetadataMachine
 from raftmq.metadata.snapshot import encode_image
 from raftmq.ports import DiskError, Runnable
-from raftmq.replication.catch_up import InlineCatchUp
 from raftmq.types import Offset, RaftIndex
+from tests.replication.inline import InlineCatchUp
 from tests.replication.sim_cluster import SimCluster
 from tests.replication.sim_nodes import Machine, SimNode
 

@@ -53,6 +53,7 @@ from raftmq.types import (
     TopicId,
 )
 from tests.partition.fake_replica import FakeClock
+from tests.replication.inline import InlineCatchUp, stored_as_frames
 from tests.replication.sim_cluster import SimCluster
 from tests.replication.sim_nodes import Machine
 
@@ -78,6 +79,7 @@ class Node:
             A.node_id,
             self.journal,
             send=self._send,
+            send_stored=stored_as_frames(self._send),
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=self.failures.append,
             on_broken_invariant=self.broken.append,
@@ -87,6 +89,7 @@ class Node:
             disk=self.disk,
             journal=self.journal,
             host=self.multiraft,
+            catch_up=InlineCatchUp(),
             clock=FakeClock(),
             random=Random(2),
         )

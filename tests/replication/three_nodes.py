@@ -23,6 +23,7 @@ from raftmq.replication.recovery import Opening, open_replica
 from raftmq.runtime.disk import RealDisk
 from raftmq.types import Buffer, NodeId, Offset, ReplicaId, StorageId
 from tests.partition.fake_replica import GROUP, NAME, FakeClock
+from tests.replication.inline import InlineCatchUp, stored_as_frames
 
 IDS = tuple(ReplicaId(NodeId(number), StorageId(number)) for number in (1, 2, 3))
 
@@ -61,6 +62,7 @@ class ThreeNodes:
             node_id,
             journal,
             send=send,
+            send_stored=stored_as_frames(send),
             request_flush=lambda job, done: self.flushes.append((job, done)),
             on_journal_failed=pytest.fail,
             on_broken_invariant=pytest.fail,
@@ -80,6 +82,7 @@ class ThreeNodes:
                 disk=disk,
                 journal=journal,
                 host=multiraft,
+                catch_up=InlineCatchUp(),
                 clock=self.clock,
                 random=Random(node_id),
             ),

@@ -49,3 +49,28 @@ def test_who_waits_at_the_metadata_log_is_woken_when_it_is_not_led_here_any_more
         assert not log.is_leader
         assert waiter.was_led[-1:] == [False]
         world.close()
+
+
+def test_readers_at_a_follower_are_woken_by_its_flush() -> None:
+    """It shows what it has flushed: a flush that ends after the commit is news to who waits."""
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        core = next(
+            node.core
+            for node in world.nodes
+            if node.core is not None
+            and node.core.metadata_replica is not None
+            and not node.core.metadata_replica.is_leader
+        )
+        log = core.partitions.registry.by_name(METADATA_TOPIC, 0)
+        assert log is not None
+        waiter = Waiter(log)
+        log.fetches.park(waiter)
+        assert core.metadata_replica is not None
+        core.metadata_replica.machine.progressed()
+        assert waiter.was_led == [False]
+        core.metadata_replica.machine.progressed()
+        assert waiter.was_led == [False], "nothing more was flushed"
+        world.close()

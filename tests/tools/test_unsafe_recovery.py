@@ -45,6 +45,7 @@ from raftmq.types import (
     StorageId,
 )
 from tests.log.helpers import FakeClock, batch
+from tests.replication.inline import InlineCatchUp
 from tests.tools.lost_majority import (
     ME,
     TOPIC,
@@ -219,6 +220,7 @@ def leads(disk: SimDisk, raft_group: RaftGroupId, folder: str) -> Replica:
         disk=disk,
         journal=journal,
         host=_Alone(),
+        catch_up=InlineCatchUp(),
         clock=FakeClock(),
         random=Random(2),
     )
@@ -460,7 +462,13 @@ def test_a_lone_replica_that_lost_everything_begins_anew() -> None:
     disk.sync_directory(f"data/topics/t-{TOPIC}")
     journal = open_journal(disk, is_expected=True)
     opening = Opening(
-        node=ME, disk=disk, journal=journal, host=_Alone(), clock=FakeClock(), random=Random(5)
+        node=ME,
+        disk=disk,
+        journal=journal,
+        host=_Alone(),
+        catch_up=InlineCatchUp(),
+        clock=FakeClock(),
+        random=Random(5),
     )
     disk.make_directories(folder_of(1))
     lost = open_replica(
