@@ -49,7 +49,8 @@ _MAX_TIMESTAMP_POSITION: Final = 35
 
 _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
-_TRANSACTIONAL: Final = 0x10
+TRANSACTIONAL: Final = 0x10
+"""The attribute of batches that belong to a transaction, and of its marker."""
 CONTROL: Final = 0x20
 """The attribute of control batches."""
 
@@ -140,7 +141,7 @@ class BatchHeader(NamedTuple):
     @property
     def is_transactional(self) -> bool:
         """True for a batch that belongs to a transaction."""
-        return self.attributes & _TRANSACTIONAL != 0
+        return self.attributes & TRANSACTIONAL != 0
 
     @property
     def is_control(self) -> bool:
@@ -477,7 +478,7 @@ def assemble_batch(
     offsets as it has records, or `offset_count`. With a `record_count`, `encoded` are pieces of so
     many records."""
     attributes = int(codec) | timestamp_type << 3
-    attributes |= _TRANSACTIONAL if transactional else 0
+    attributes |= TRANSACTIONAL if transactional else 0
     attributes |= CONTROL if control else 0
     if codec is Codec.NONE:
         batch = bytearray().join((bytes(HEADER_SIZE), *encoded))

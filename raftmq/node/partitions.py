@@ -167,10 +167,10 @@ class Partitions:
         transactions: LeaderTransactions,
     ) -> None:
         self._plane = plane
-        self._transactions = transactions
         self._control = control
         self._engine = control.engine
         self._deadlines = deadlines
+        self._transactions = transactions
         self._root = f"{plane.folder.path}/topics"
         self._opening = Opening(
             node=plane.self_id,

@@ -1,4 +1,6 @@
-"""Where produced batches are opened, which is to check their records: on the loop, or in a worker.
+"""The produced batches of a partition that wait: for a worker to open them, or to be verified.
+
+To open a batch is to check its records, on the loop or in a worker.
 
 Most batches are opened where they are appended: that takes microseconds. Those that take longer
 (many records of different layouts, much compressed data, a batch that has to be compressed anew)
@@ -6,10 +8,15 @@ go to a worker, since the loop must not be held. Batches of one partition are ap
 in which they came, as a producer with several requests under way relies on: while a worker has one,
 all that come after it wait, also those that are quick.
 
-Invariants: a batch waits only behind one that a worker has; a batch that comes back from a worker
-goes through the same checks as any other when its turn comes, and is opened again if the topic's
-configs changed meanwhile; the bytes that wait are bounded by what requests may hold; what workers
-hold beside them is bounded by their number and `codec.output_limit`.
+A transactional batch is verified before it is appended (`transactions.py`), which may take a round
+of the metadata group, or as long as that has no leader. Behind it only batches of its own producer
+wait, so that plain ones go on without metadata.
+
+Invariants: a batch waits only behind one that a worker has, or one of its producer that is
+verified; a batch that waited goes through the same checks as any other when its turn comes, is
+verified then, and is opened again if the topic's configs changed meanwhile; the bytes that wait are
+bounded by what requests may hold; what workers hold beside them is bounded by their number and
+`codec.output_limit`; verification is waited for as long as its producer would, and seconds at most.
 """
 
 from __future__ import annotations
@@ -19,9 +26,10 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 from weakref import WeakMethod
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from raftmq.errors import ErrorCode, KafkaError
+from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
+from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.ports import AppendResult
 from raftmq.partition.produce_checks import (
     Allowance,
@@ -34,7 +42,7 @@ from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import Clock, DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.record_walk import UndecidedError
-from raftmq.records import BatchHeader
+from raftmq.records import NO_PRODUCER_ID, BatchHeader, parse_header
 
 INLINE: Final = Allowance(
     cost=4_000, plain_bytes=1 << 20, opened_bytes=64 << 10, rebuilt_bytes=2 << 10
@@ -44,8 +52,28 @@ WINDOW_MS: Final = 10
 """All partitions of a node together walk `INLINE.cost` records on the loop in such a time."""
 
 
+@frozen(slots=True, eq=False)
+class Waits:
+    """A batch that cannot be appended now: a worker has to open it, or it is to be verified.
+
+    Attributes:
+        opened: it is open, and waits to be verified.
+        settled: kept when it can be verified, broken when it cannot.
+    """
+
+    opened: OpenedBatch | None = None
+    settled: Promise[None] | None = None
+
+
+MUST_OPEN: Final = Waits()
+VERIFIED_WITHIN_MS_MIN: Final = 500
+VERIFIED_WITHIN_MS_MAX: Final = 5_000
+"""How long a batch waits to be verified: as long as its request may take, between these bounds."""
+
+
 Append: TypeAlias = Callable[
-    [memoryview, int, int, OpenedBatch | None], AppendResult | Promise[AppendResult] | None
+    [memoryview, int, int, int, OpenedBatch | None, bool],
+    AppendResult | Promise[AppendResult] | Waits,
 ]
 Refused: TypeAlias = Callable[[memoryview, KafkaError], None]
 
@@ -94,12 +122,16 @@ class _Waiting:
     records: memoryview
     acks: int
     timeout_ms: int
+    version: int
     now_ms: int
     settings: PartitionSettings
+    producer_id: int
     promise: Promise[AppendResult] = field(factory=Promise)
     opened: OpenedBatch | None = None
     error: KafkaError | None = None
     is_at_work: bool = False
+    deadline: Deadline | None = None  # while it waits to be verified
+    is_verified: bool = False  # it waited for that: the next answer is for good
 
     def run(self) -> None:
         """Open the batch, in any thread."""
@@ -117,26 +149,38 @@ class _Waiting:
 class BatchOpening:
     """Opens the batches of one partition, in their order."""
 
-    __slots__ = ("_append", "_clock", "_refused", "_settings", "_waiting", "_workers")
+    __slots__ = (
+        "_append",
+        "_clock",
+        "_deadlines",
+        "_is_due",
+        "_is_going_on",
+        "_refused",
+        "_settings",
+        "_waiting",
+        "_workers",
+    )
 
     def __init__(
         self,
         workers: OpeningWorkers | None,
         clock: Clock,
+        deadlines: Deadlines,
         settings: Callable[[], PartitionSettings],
         append: Append,
         refused: Refused,
     ) -> None:
-        """Without workers nothing waits: every batch is opened where it is appended.
+        """Without workers every batch is opened where it is appended.
 
         Args:
             settings: a method that returns the settings in force.
-            append: a method that appends a batch that waited; it returns None if a worker has to
-                open the batch.
+            append: a method that appends a batch that waited, unless that has to wait on.
             refused: called with each batch that is not appended.
         """
         self._workers = workers
         self._clock = clock
+        self._deadlines = deadlines
+        self._is_due = self._is_going_on = False
         # Weak, since the partition holds this: a ring would keep a deleted partition in memory.
         self._settings = WeakMethod(settings)
         self._append = WeakMethod(append)
@@ -145,7 +189,7 @@ class BatchOpening:
 
     @property
     def is_busy(self) -> bool:
-        """True while a worker has a batch: one that comes now waits behind it."""
+        """True while a batch waits: one that comes now may have to wait behind it."""
         return bool(self._waiting)
 
     def now(self, records: memoryview, header: BatchHeader) -> OpenedBatch | None:
@@ -174,16 +218,53 @@ class BatchOpening:
         records: memoryview,
         acks: int,
         timeout_ms: int,
-        *,
-        is_work: bool = False,
+        version: int,
+        waits: Waits | None = None,
     ) -> Promise[AppendResult]:
-        """Append a batch after those before it; `is_work` when a worker has to open it."""
+        """Append a batch after those before it; `waits` where something has to be done first."""
         settings = self._in_force()
-        waiting = _Waiting(records, acks, timeout_ms, self._clock.wall_ms(), settings)
+        now_ms = self._clock.wall_ms()
+        producer_id = _producer_of(records)
+        waiting = _Waiting(records, acks, timeout_ms, version, now_ms, settings, producer_id)
         self._waiting.append(waiting)
-        if is_work or is_long_work(records, settings, INLINE):
+        if waits is not None:
+            self._begin(waiting, waits)
+        elif is_long_work(records, settings, INLINE) and self._workers is not None:
             self._work(waiting)
+        else:
+            self._go_on()
         return waiting.promise
+
+    def look_again(self) -> None:
+        """This replica may not lead any more: whoever waits to be verified is told."""
+        for waiting in list(self._waiting):
+            self._verified(waiting)
+        self._go_on()
+
+    def _begin(self, waiting: _Waiting, waits: Waits) -> None:
+        """Begin what a batch waits for."""
+        if waits.settled is None:
+            waiting.settings, waiting.opened = self._in_force(), None
+            self._work(waiting)
+            return
+        wait_ms = min(max(waiting.timeout_ms, VERIFIED_WITHIN_MS_MIN), VERIFIED_WITHIN_MS_MAX)
+        waiting.opened = waits.opened
+
+        def settle(_settled: Promise[None] | None = None) -> None:
+            if self._verified(waiting):
+                self._go_on()
+
+        waiting.deadline = self._deadlines.after(wait_ms, settle)
+        waits.settled.when_done(settle)
+
+    def _verified(self, waiting: _Waiting) -> bool:
+        """Do not wait any longer for that; False when the batch did not."""
+        deadline, waiting.deadline = waiting.deadline, None
+        if deadline is None:
+            return False
+        deadline.cancel()
+        waiting.is_verified = True
+        return True
 
     def _in_force(self) -> PartitionSettings:
         settings = self._settings()
@@ -197,25 +278,59 @@ class BatchOpening:
 
     def _opened(self, waiting: _Waiting) -> None:
         waiting.is_at_work = False
-        while self._waiting and not self._waiting[0].is_at_work:
-            first = self._waiting[0]
-            if first.error is not None:
-                self._waiting.popleft()
-                self._refused(first.records, first.error)
-                first.promise.resolve(AppendResult.refused(first.error))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Append what has its turn. What comes meanwhile is looked at in the same run."""
+        self._is_due = True
+        if self._is_going_on:
+            return
+        self._is_going_on = True
+        try:
+            while self._is_due:
+                self._is_due = False
+                self._append_waiting()
+        finally:
+            self._is_going_on = False
+
+    def _append_waiting(self) -> None:
+        held: set[int] = set()  # producers of which a batch is verified: others of theirs wait
+        at = 0
+        while at < len(self._waiting) and not self._waiting[at].is_at_work:
+            waiting = self._waiting[at]
+            if waiting.deadline is not None or waiting.producer_id in held:
+                held.add(waiting.producer_id)
+                at += 1
                 continue
-            append = self._append()
-            if append is None:
-                self._waiting.popleft()
-                first.promise.resolve(AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            result = self._result_of(waiting)
+            if isinstance(result, Waits):
+                self._begin(waiting, result)  # and look at it again: that may be done at once
                 continue
-            result = append(first.records, first.acks, first.timeout_ms, first.opened)
-            if result is None:  # it takes long, or the configs changed since it was opened
-                first.settings, first.opened = self._in_force(), None
-                self._work(first)
-                return
-            self._waiting.popleft()
+            del self._waiting[at]
             if isinstance(result, Promise):
-                result.when_done(lambda done, to=first.promise: to.resolve(done.result()))  # type: ignore[misc]
+                result.when_done(lambda done, to=waiting.promise: to.resolve(done.result()))  # type: ignore[misc]
             else:
-                first.promise.resolve(result)
+                waiting.promise.resolve(result)
+
+    def _result_of(self, waiting: _Waiting) -> AppendResult | Promise[AppendResult] | Waits:
+        if waiting.error is not None:
+            self._refused(waiting.records, waiting.error)
+            return AppendResult.refused(waiting.error)
+        append = self._append()
+        if append is None:
+            return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return append(
+            waiting.records,
+            waiting.acks,
+            waiting.timeout_ms,
+            waiting.version,
+            waiting.opened,
+            waiting.is_verified,
+        )
+
+
+def _producer_of(records: memoryview) -> int:
+    try:
+        return parse_header(records).producer_id
+    except CorruptBatchError:
+        return NO_PRODUCER_ID  # it is refused when its turn comes

@@ -22,7 +22,7 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.verification import VerifyJob
-from raftmq.partition.batch_opening import BatchOpening, OpeningWorkers
+from raftmq.partition.batch_opening import MUST_OPEN, BatchOpening, OpeningWorkers, Waits
 from raftmq.partition.parked import (
     Deadlines,
     ParkedDeletes,
@@ -52,15 +52,29 @@ from raftmq.partition.producer_state import (
     Duplicate,
     ProducerCheckpoints,
     ProducerStateTable,
+    Verdict,
     check_encoded,
 )
 from raftmq.partition.producers import PartitionProducers
 from raftmq.partition.settings import PartitionSettings
-from raftmq.partition.transactions import NO_TRANSACTIONS, Decided, TransactionsPort
+from raftmq.partition.transactions import (
+    NEWEST_PRODUCE,
+    NO_TRANSACTIONS,
+    Decided,
+    RunningTransactions,
+    TransactionsPort,
+)
 from raftmq.ports import Buggify, Clock, DiskError, Runnable, never
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind, Role, SoftState
-from raftmq.records import LOG_APPEND_TIME, BatchHeader, Marker, build_marker, parse_header
+from raftmq.records import (
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    BatchHeader,
+    Marker,
+    build_marker,
+    parse_header,
+)
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions, reports_bugs
 from raftmq.types import (
     LeaderEpoch,
@@ -131,11 +145,16 @@ class Partition:
         self._deletes = ParkedDeletes(deadlines)
         self._end_lookups = ParkedProduces(deadlines)  # they wait as a produce would
         self._ends = ParkedEnds()  # of transactions
-        self._transactions = transactions
+        self._transactions = RunningTransactions(transactions, group.topic_id, group.partition)
         self._acknowledged_end = Offset(0)  # records below it were, perhaps before a flush
         self._buggify = buggify
         self._opening = BatchOpening(
-            workers, clock, self._settings_in_force, self._append, self._producers.refused
+            workers,
+            clock,
+            deadlines,
+            self._settings_in_force,
+            self._append,
+            self._producers.refused,
         )
         self._is_internal = is_internal
         self._deadlines = deadlines
@@ -224,6 +243,7 @@ class Partition:
         """Answer everything parked; the partition is going away."""
         self._is_closed = True
         self._fail_parked(code)
+        self._opening.look_again()
         self.fetches.wake_all()
 
     def stop_waiting(self) -> None:
@@ -234,20 +254,25 @@ class Partition:
     # ---- produce ----
 
     def append(
-        self, records: memoryview | None, acks: int, timeout_ms: int
+        self,
+        records: memoryview | None,
+        acks: int,
+        timeout_ms: int,
+        version: int = NEWEST_PRODUCE,
     ) -> AppendResult | Promise[AppendResult]:
         """Append one produced batch and say when it is as safe as `acks` asks.
 
         `records` may be changed in place and is kept: the log and the peers read from it. On the
         returned result the batch is in the page cache of this leader (acks 0 and 1); a promise
-        settles once it is durable at a majority, with the result or an error code.
+        settles once it is durable at a majority, with the result or an error code. `version` is
+        that of the request, on which codes depend, and the protocol of a transaction.
         """
         if self._opening.is_busy and records:
-            return self._opening.wait(records, acks, timeout_ms)
-        result = self._append(records, acks, timeout_ms, None)
-        if result is None:
-            assert records is not None, "a worker was asked to open nothing"
-            return self._opening.wait(records, acks, timeout_ms, is_work=True)
+            return self._opening.wait(records, acks, timeout_ms, version)
+        result = self._append(records, acks, timeout_ms, version, None, False)
+        if isinstance(result, Waits):
+            assert records is not None, "nothing waits for nothing"
+            return self._opening.wait(records, acks, timeout_ms, version, result)
         return result
 
     @reports_assertions
@@ -256,15 +281,17 @@ class Partition:
         records: memoryview | None,
         acks: int,
         timeout_ms: int,
+        version: int,
         opened: OpenedBatch | None,
-    ) -> AppendResult | Promise[AppendResult] | None:
-        """As `append`; `opened` where a worker opened the batch. None where a worker has to."""
+        is_verified: bool,
+    ) -> AppendResult | Promise[AppendResult] | Waits:
+        """As `append`; `opened` where the batch was, `is_verified` where it waited for that."""
         if self._is_internal:
             return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         try:
-            return self._take(records, acks, timeout_ms, opened)
+            return self._take(records, acks, timeout_ms, version, opened, is_verified)
         except KafkaError as error:
             return self._producers.refusal(records, error, self.replica.read_barrier)
         finally:
@@ -275,8 +302,10 @@ class Partition:
         records: memoryview | None,
         acks: int,
         timeout_ms: int,
+        version: int,
         opened: OpenedBatch | None,
-    ) -> AppendResult | Promise[AppendResult] | None:
+        is_verified: bool,
+    ) -> AppendResult | Promise[AppendResult] | Waits:
         replica, settings = self.replica, self.settings
         if not replica.is_writable:
             raise KafkaError(code=self._no_leader_code())
@@ -293,16 +322,25 @@ class Partition:
         is_stamped = settings.timestamp_type == LOG_APPEND_TIME
         now_ms = replica.append_time_ms() if is_stamped else self._clock.wall_ms()
         header = check_produced_batch(records, settings)
+        is_transactional = header.attributes & TRANSACTIONAL
         if header.producer_id >= 0:
-            verdict = self._producers.judge(header, replica.leader_epoch)
+            if is_transactional:
+                verdict = self._judge_transactional(header, version)
+            else:
+                verdict = self._producers.judge(header, replica.leader_epoch)
             if isinstance(verdict, Duplicate):
                 return self._acknowledge_duplicate(verdict, acks, timeout_ms)
         if opened is None or opened.settings is not settings:
             opened = self._opening.now(records, header)
             if opened is None:
-                return None
+                return MUST_OPEN
         check_timestamps(opened, now_ms, replica.voters_clocks_ms)
-        if header.producer_epoch > 0 and not header.base_sequence:
+        if is_transactional:
+            known, epoch = self._producers.table.get(header.producer_id), replica.leader_epoch
+            settled = self._transactions.verify(header, known, version, epoch, is_again=is_verified)
+            if settled is not None:
+                return Waits(opened, settled)
+        elif header.producer_epoch > 0 and not header.base_sequence:
             self.counts.producer_epochs += 1
         batch, header = prepare(opened, now_ms)
         self._header = header
@@ -370,6 +408,22 @@ class Partition:
 
     # ---- transactions ----
 
+    def _judge_transactional(self, header: BatchHeader, version: int) -> Verdict:
+        """As `PartitionProducers.judge`. A batch of a transaction that is over is not told that it
+        is out of order, which it may be as well."""
+        if not self._transactions.is_offered:
+            raise KafkaError("transactions are not enabled", code=ErrorCode.INVALID_TXN_STATE)
+        try:
+            return self._producers.judge(header, self.replica.leader_epoch)
+        except KafkaError as error:
+            if error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise
+            epoch = self.replica.leader_epoch
+            refusal = self._transactions.refusal(header, version, epoch)
+            if refusal is None:
+                raise
+            raise refusal from error
+
     def end_transaction(self, decided: Decided) -> Promise[Offset]:
         """Write the end of a transaction, if something of it is open here.
 
@@ -414,12 +468,7 @@ class Partition:
         producer = self._producers.current().get(decided.producer_id)
         if producer is None or producer.open_since == NO_OFFSET:
             return replica.log_end_offset
-        if decided.producer_epoch < producer.epoch + decided.protocol - 1:
-            raise KafkaError(
-                f"producer {decided.producer_id} has epoch {producer.epoch} here, its transaction "
-                f"{decided.txn_seq} ended under {decided.producer_epoch}",
-                code=ErrorCode.INVALID_PRODUCER_EPOCH,
-            )
+        self._transactions.check_end(decided, producer)
         batch = build_marker(
             Marker(decided.is_commit),
             producer_id=decided.producer_id,
@@ -434,6 +483,7 @@ class Partition:
         if not self.is_leader:
             # Lost during the append, and what is parked was failed before this is parked.
             raise KafkaError(code=self._no_leader_code())
+        self._transactions.ended(decided.producer_id)
         return end
 
     # ---- fetch ----
@@ -832,8 +882,10 @@ class Partition:
         """Another leader, another term, or none: no parked produce can be acknowledged."""
         if self._replica is None:
             return
+        self._transactions.clear()
         if soft.role is not Role.LEADER:
             self._fail_parked(self._no_leader_code())
+            self._opening.look_again()
         elif not self._is_internal:
             self._producers.led(is_first=self._is_first_leader())
         self.fetches.wake_all()

@@ -102,8 +102,6 @@ def check_produced_batch(records: memoryview, settings: PartitionSettings) -> Ba
         _size_of_batch(records[size:])  # raises what is wrong with the rest
         raise InvalidRecordError("exactly one batch per partition")
     check_produced(header)
-    if header.is_transactional:
-        raise KafkaError("transactions are not enabled", code=ErrorCode.INVALID_TXN_STATE)
     if header.size > settings.max_message_bytes:
         raise KafkaError(
             f"a batch of {header.size} bytes is above max.message.bytes "

@@ -105,7 +105,10 @@ class RefusedBatches:
     ) -> None:
         """The batch that begins at `sequence` was refused, or truncated, and may come again. Until
         then `answers` batches behind it are refused: by default as many as can be under way."""
-        known = self._refused.pop(producer_id, None)
+        known = self._refused.get(producer_id)
+        if known is not None and known.epoch > epoch:
+            return  # a late one, of a producer that is fenced
+        self._refused.pop(producer_id, None)
         sequences: tuple[int, ...] = (sequence,)
         if known is not None and known.epoch == epoch:
             others = [other for other in known.sequences if other != sequence]
@@ -207,6 +210,7 @@ COMES_AGAIN: Final = frozenset(
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.KAFKA_STORAGE_ERROR,
         ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
 """After these codes a client sends the same batch again."""
@@ -379,10 +383,13 @@ class PartitionProducers:
             raise BehindRefusedError("a batch before it was refused, and may come again", code=code)
 
     def _is_new_here(self, producer_id: int) -> bool:
-        """True while all batches of a producer in the log were appended by former leaders."""
+        """True while all batches of a producer in the log were appended by former leaders. After a
+        marker that raised its epoch there are none of that, and the first may be under way."""
         producer = self.table.get(producer_id)
-        if producer is None or not producer.batches:
+        if producer is None:
             return False
+        if not producer.batches:
+            return self._clock.monotonic_ms() < self._complete_from_ms
         return producer.batches[-1].base_offset < self._leads_from
 
     def refused(self, records: memoryview | None, error: KafkaError) -> None:

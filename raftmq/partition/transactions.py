@@ -6,7 +6,7 @@ that is over, which nobody would end again. The answer comes from the image that
 once that is not older than a read barrier of this leadership; where the image does not show the
 partition yet, the batch waits, and the answer is asked for again when it may be another.
 
-Only values and protocols; `partition.py` asks, and obeys.
+`RunningTransactions` asks for one partition; `partition.py` obeys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from attrs import field, frozen
 
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.partition.producer_state import NO_OFFSET, Producer
 from raftmq.promise import Promise
+from raftmq.records import BatchHeader
 from raftmq.types import LeaderEpoch, ProducerId, TopicId
 
 NEWEST_PRODUCE: Final = 13
@@ -145,3 +147,93 @@ def not_taken(verdict: Verdict, produce_version: int) -> KafkaError:
         "whether the transaction has this partition cannot be told now",
         code=ErrorCode.NOT_ENOUGH_REPLICAS,
     )
+
+
+class RunningTransactions:
+    """The transactions of which one leader took batches, and what is asked before it takes more."""
+
+    __slots__ = ("_index", "_port", "_running", "_topic_id")
+
+    def __init__(self, port: TransactionsPort, topic_id: TopicId, index: int) -> None:
+        self._port = port
+        self._topic_id = topic_id
+        self._index = index
+        self._running: dict[int, int] = {}  # txn_seq by producer id
+
+    @property
+    def is_offered(self) -> bool:
+        """As `TransactionsPort.is_offered`."""
+        return self._port.is_offered
+
+    def clear(self) -> None:
+        """Another leadership begins, or none."""
+        self._running.clear()
+
+    def ended(self, producer_id: int) -> None:
+        """The marker of what runs was written."""
+        self._running.pop(producer_id, None)
+
+    def refusal(
+        self, header: BatchHeader, version: int, leader_epoch: LeaderEpoch
+    ) -> KafkaError | None:
+        """Why a batch that cannot be taken anyhow belongs to no running transaction; None when it
+        does, or that is not known."""
+        verdict = self._port.verify(self._asked(header, version, leader_epoch, is_again=True))
+        return None if isinstance(verdict, Added | Unknown) else not_taken(verdict, version)
+
+    def verify(
+        self,
+        header: BatchHeader,
+        producer: Producer | None,
+        version: int,
+        leader_epoch: LeaderEpoch,
+        *,
+        is_again: bool,
+    ) -> Promise[None] | None:
+        """See that a batch's transaction runs, and has this partition; what to wait for where that
+        cannot be told now. `producer` is what the log says.
+
+        Raises:
+            KafkaError: the batch is not to be taken.
+        """
+        is_open = producer is not None and producer.open_since != NO_OFFSET
+        if producer is not None and is_open and header.producer_epoch > producer.epoch:
+            raise not_taken(Ending(), version)  # whatever the image shows: its marker is missing
+        asked = self._asked(header, version, leader_epoch, is_again=is_again)
+        verdict = self._port.verify(asked)
+        if isinstance(verdict, Unknown) and not is_again:
+            return verdict.settled
+        if not isinstance(verdict, Added):
+            raise not_taken(verdict, version)
+        running = self._running.get(header.producer_id)
+        if is_open and running is not None and running != verdict.txn_seq:
+            raise not_taken(Ending(), version)
+        self._running[header.producer_id] = verdict.txn_seq
+        return None
+
+    def check_end(self, decided: Decided, producer: Producer) -> None:
+        """Refuse to end a later transaction than the decided one.
+
+        Raises:
+            KafkaError: INVALID_PRODUCER_EPOCH.
+        """
+        is_later = self._running.get(decided.producer_id, -1) > decided.txn_seq
+        if is_later or decided.producer_epoch < producer.epoch + decided.protocol - 1:
+            raise KafkaError(
+                f"producer {decided.producer_id} has epoch {producer.epoch} here, its transaction "
+                f"{decided.txn_seq} ended under {decided.producer_epoch}",
+                code=ErrorCode.INVALID_PRODUCER_EPOCH,
+            )
+
+    def _asked(
+        self, header: BatchHeader, version: int, leader_epoch: LeaderEpoch, *, is_again: bool
+    ) -> Asked:
+        return Asked(
+            self._topic_id,
+            self._index,
+            leader_epoch,
+            ProducerId(header.producer_id),
+            header.producer_epoch,
+            version >= ADDS_FROM,
+            is_again,
+        )

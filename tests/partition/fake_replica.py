@@ -18,6 +18,7 @@ from raftmq.partition.batch_opening import OpeningWorkers
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.settings import PartitionSettings
+from raftmq.partition.transactions import NO_TRANSACTIONS, TransactionsPort
 from raftmq.ports import File, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.messages import Role, SoftState
@@ -363,6 +364,7 @@ class Bench:
     clock: FakeClock = field(factory=FakeClock)
     settings: PartitionSettings = field(factory=PartitionSettings)
     workers: OpeningWorkers | None = None
+    transactions: TransactionsPort = NO_TRANSACTIONS
     deadlines: Deadlines = field(init=False)
     partition: Partition = field(init=False)
     replica: FakeReplica = field(init=False)
@@ -378,6 +380,7 @@ class Bench:
             clock=self.clock,
             on_broken_invariant=pytest.fail,
             workers=self.workers,
+            transactions=self.transactions,
         )
         self.replica = FakeReplica(self.partition)
         self.partition.attach(self.replica)

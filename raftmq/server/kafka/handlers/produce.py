@@ -51,7 +51,7 @@ def handle(
         refusal = ErrorCode.UNSUPPORTED_VERSION
     elif request.acks not in _ACKS:
         refusal = ErrorCode.INVALID_REQUIRED_ACKS
-    elif request.transactional_id is not None:
+    elif request.transactional_id is not None and not broker.transactions.is_offered:
         refusal = ErrorCode.INVALID_TXN_STATE
     if refusal is not ErrorCode.NONE:
         refused = AppendResult(refusal)
@@ -60,12 +60,12 @@ def handle(
             return _respond_slowly(broker, version, request, [refused] * count)
         return _respond(broker, version, request, [refused] * count)
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
-        results = _append(broker, request)
+        results = _append(broker, version, request)
     elif sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
         return _in_turns(broker, context, request)
     else:
         with broker.batch():
-            results = _append(broker, request)
+            results = _append(broker, version, request)
     return chain(
         gather(results, _as_they_are), lambda values: _answer(broker, context, request, values)
     )
@@ -82,7 +82,7 @@ def _in_turns(
             yield None
         with broker.batch():
             for topic, part in parts[start : start + APPENDS_PER_TURN]:
-                results.append(_append_one(broker, request, topic, part))
+                results.append(_append_one(broker, context.api_version, request, topic, part))
     values = yield from all_of(results)
     moved = [
         (topic.name, topic.topic_id, part.index)
@@ -124,21 +124,27 @@ def _answer(
     return then(waits, lambda _: _respond(broker, version, request, results))
 
 
-def _append(broker: Broker, request: ProduceRequest) -> list[AppendResult | Promise[AppendResult]]:
+def _append(
+    broker: Broker, version: int, request: ProduceRequest
+) -> list[AppendResult | Promise[AppendResult]]:
     return [
-        _append_one(broker, request, topic, part)
+        _append_one(broker, version, request, topic, part)
         for topic in request.topics
         for part in topic.partitions
     ]
 
 
 def _append_one(
-    broker: Broker, request: ProduceRequest, topic: ProduceTopic, part: ProducePartition
+    broker: Broker,
+    version: int,
+    request: ProduceRequest,
+    topic: ProduceTopic,
+    part: ProducePartition,
 ) -> AppendResult | Promise[AppendResult]:
     found = broker.find_partition(topic.name, topic.topic_id, part.index)
     if isinstance(found, ErrorCode):
         return AppendResult(found)
-    return found.append(part.records, request.acks, max(request.timeout_ms, 0))
+    return found.append(part.records, request.acks, max(request.timeout_ms, 0), version)
 
 
 def _respond(
