@@ -140,7 +140,7 @@ def describe_live(group: Group) -> GroupDescription:
 
 
 def describe_saved(state: GroupImage) -> GroupDescription:
-    """A group that nobody has spoken to since its coordinator went."""
+    """A group as it is stored: no node has loaded it."""
     return GroupDescription(
         ErrorCode.NONE,
         state.name,
@@ -210,7 +210,7 @@ class Coordinator(OwnedGroups):
             return Promise.resolved(refuse(ErrorCode.INVALID_GROUP_ID))
         if len(request.instance_id or "") > self.config.instance_id_length_max:
             return Promise.resolved(refuse(ErrorCode.INVALID_REQUEST))
-        if self._names_nobody(request.member_id, None):
+        if self._is_too_long(request.member_id, None):
             return Promise.resolved(refuse(ErrorCode.UNKNOWN_MEMBER_ID))
         low, high = self.config.session_timeout_ms_min, self.config.session_timeout_ms_max
         if not low <= request.session_timeout_ms <= high:
@@ -223,7 +223,7 @@ class Coordinator(OwnedGroups):
         head = request.instance_id or request.client_id or "consumer"
         return f"{head[: self.config.member_id_length_max - 33]}-{bits:032x}"
 
-    def _names_nobody(self, member_id: str, instance_id: str | None) -> bool:
+    def _is_too_long(self, member_id: str, instance_id: str | None) -> bool:
         """True of ids longer than any member can have."""
         return (
             len(member_id) > self.config.member_id_length_max
@@ -258,7 +258,7 @@ class Coordinator(OwnedGroups):
 
         if not name:
             return Promise.resolved(SyncResult(ErrorCode.INVALID_GROUP_ID))
-        if self._names_nobody(member_id, instance_id):
+        if self._is_too_long(member_id, instance_id):
             return Promise.resolved(SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
         return self._serve(name, act, SyncResult, ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -273,7 +273,7 @@ class Coordinator(OwnedGroups):
 
         if not name:
             return Promise.resolved(ErrorCode.INVALID_GROUP_ID)
-        if self._names_nobody(member_id, instance_id):
+        if self._is_too_long(member_id, instance_id):
             return Promise.resolved(ErrorCode.UNKNOWN_MEMBER_ID)
         return self._serve(name, act, _same, ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -298,7 +298,7 @@ class Coordinator(OwnedGroups):
     # ---- offsets ----
 
     def _size_codes(self, offsets: Sequence[CommittedOffset]) -> list[ErrorCode]:
-        """Of each whether its metadata is too long, or that of all the others together."""
+        """For each offset, whether its metadata is too long, or that of all others together."""
         limit = self.config.offset_metadata_chars_max
         are_long = [_java_length(entry.metadata) > limit for entry in offsets]
         size = sum(
@@ -330,7 +330,7 @@ class Coordinator(OwnedGroups):
             topic_ids = tuple(topic_id for topic_id, code in ids if not code)
             transaction = msgspec.structs.replace(transaction, topic_ids=topic_ids)
         # Older clients name no member in a transaction, also in a group that has some.
-        is_nobody = generation < 0 and not member_id and instance_id is None
+        is_unnamed = generation < 0 and not member_id and instance_id is None
 
         def result(error: ErrorCode) -> tuple[ErrorCode, ...]:
             return tuple(code or error for code in codes)
@@ -338,7 +338,7 @@ class Coordinator(OwnedGroups):
         def act(group: Group) -> Promise[tuple[ErrorCode, ...]]:
             now_ms = self._clock.monotonic_ms()
             error = ErrorCode.NONE
-            if transaction is None or not is_nobody or group.phase is Phase.DEAD:
+            if transaction is None or not is_unnamed or group.phase is Phase.DEAD:
                 error = group.check_commit(generation, member_id, instance_id, now_ms)
             if error is not ErrorCode.NONE or not fitting:
                 return Promise.resolved(result(error))
@@ -365,7 +365,7 @@ class Coordinator(OwnedGroups):
             self.commits.add(command, settle)
             return answer
 
-        if self._names_nobody(member_id, instance_id):
+        if self._is_too_long(member_id, instance_id):
             return Promise.resolved(result(ErrorCode.UNKNOWN_MEMBER_ID))
         missing = ErrorCode.ILLEGAL_GENERATION if generation >= 0 else None
         return self._serve(name, act, result, missing)
@@ -373,7 +373,7 @@ class Coordinator(OwnedGroups):
     def _finish(
         self, group: Group, command: GroupCommand, result: Callable[[ErrorCode], T]
     ) -> Promise[T]:
-        """Propose a command on whose outcome one client waits."""
+        """Propose a command whose outcome one client waits for."""
         answer: Promise[T] = Promise()
 
         def done(outcome: Promise[ErrorCode]) -> None:
@@ -393,7 +393,7 @@ class Coordinator(OwnedGroups):
         asked_at_ms = self._clock.monotonic_ms()
 
         def done(barrier: Promise[None]) -> None:
-            # Whoever holds the claim, the image is as new as the question; so no claim is needed.
+            # The image is as new as the request, whichever node holds the claim: none is needed.
             # Without a barrier NOT_COORDINATOR is what every client's OffsetFetch retries.
             if barrier.error is not None:
                 answer.resolve(FetchedOffsets(ErrorCode.NOT_COORDINATOR, _NO_OFFSETS))
@@ -494,7 +494,7 @@ class Coordinator(OwnedGroups):
 
     def tick(self, now_ms: float) -> None:
         """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so."""
-        self._latest_now_ms()  # a node that leads nothing later goes by what it heard now
+        self._latest_now_ms()  # a node that leads nothing later uses what it heard now
         super().tick(now_ms)
         if now_ms >= self._next_retention_ms:
             self._next_retention_ms = now_ms + self.config.retention_check_ms
@@ -503,12 +503,12 @@ class Coordinator(OwnedGroups):
             self._expire(now_ms)
 
     def _expire(self, now_ms: float) -> None:
-        """Drop what nobody uses any more; a stretch of the groups at each call, so that none is
-        long, and a limited number of commands at a time."""
+        """Drop offsets that are no longer used; a part of the groups at each call, so that none
+        takes long, and a limited number of commands at a time."""
         retention_now_ms = self._retention_now_ms()
         if retention_now_ms is None:
             self._unchecked.clear()
-            return  # this node cannot tell; it may the next time
+            return  # this node does not know the time; it may at the next check
         image = self._engine.image.groups
         begun = looked = 0
         while self._unchecked and looked < _LOOKED_AT_ONCE:

@@ -37,7 +37,7 @@ from raftmq.promise import Promise
 
 @define(slots=True, eq=False)
 class Group:
-    """See the module."""
+    """One group while this node coordinates it."""
 
     name: str
     config: GroupConfig
@@ -90,7 +90,7 @@ class Group:
         return group
 
     def take_effects(self) -> Effects:
-        """What the last steps left to do."""
+        """What the last steps left for the coordinator to do."""
         effects, self._effects = self._effects, Effects()
         return effects
 
@@ -222,7 +222,7 @@ class Group:
         promise: Promise[JoinResult],
         now_ms: float,
     ) -> None:
-        """A static member is back under a new id; its older self is fenced (KIP-345)."""
+        """A static member is back under a new id; its old id is fenced (KIP-345)."""
         old_id = known.member_id
         if known.join is not None:
             self._answer(known.join, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_id))
@@ -451,7 +451,7 @@ class Group:
         """The metadata group agreed: now, and not before, members may learn their assignments."""
         self._stored_generation = command.generation
         if self.phase is not Phase.COMPLETING or command.generation != self.generation:
-            return  # a rebalance has begun meanwhile; nobody was told
+            return  # a rebalance has begun meanwhile; no member was told
         for saved in command.members:
             member = self.members.get(saved.member_id)
             if member is not None:
@@ -471,8 +471,8 @@ class Group:
         promise, member.join = member.join, None
         result = self._join_result(member, skip_assignment=member.request.may_skip_assignment)
         if self.leader == member.member_id and not member.request.may_skip_assignment:
-            # An older client would compute an assignment that nobody wants: it is told that its
-            # former self leads, as Kafka does.
+            # An older client would compute an assignment that is not wanted: it is told that its
+            # former member id leads, as Kafka does.
             result = JoinResult(
                 ErrorCode.NONE,
                 member.member_id,
@@ -511,14 +511,14 @@ class Group:
         if self.phase is Phase.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.phase is Phase.EMPTY:
-            return ErrorCode.NONE  # whoever it is: a consumer outside of group management
+            return ErrorCode.NONE  # a consumer outside of group management, by any name
         member, error = self._find(member_id, instance_id)
         if member is None:
             return error
         if generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
         if generation != self._stored_generation:
-            return ErrorCode.REBALANCE_IN_PROGRESS  # nobody knows its assignment in that one yet
+            return ErrorCode.REBALANCE_IN_PROGRESS  # no member knows its assignment yet
         member.hear(now_ms)
         return ErrorCode.NONE
 
@@ -540,7 +540,7 @@ class Group:
         return ErrorCode.NONE
 
     def tick(self, now_ms: float) -> None:
-        """Let sessions, rebalances and ids that nobody used run out."""
+        """Let sessions, rebalances and unused member ids run out."""
         for member_id in [m for m, deadline in self.pending.items() if now_ms >= deadline]:
             del self.pending[member_id]
         for member in list(self.members.values()):
@@ -577,7 +577,7 @@ class Group:
             self.leader = next(iter(self.members), None)
         self._rebalance(now_ms)
 
-    def give_up(self, error: ErrorCode) -> None:
+    def close(self, error: ErrorCode) -> None:
         """This node no longer coordinates the group: answer all that is parked."""
         for member in self.members.values():
             if member.join is not None:
@@ -589,7 +589,7 @@ class Group:
 
     @property
     def is_quiet(self) -> bool:
-        """True when nobody is, or is about to be, a member."""
+        """True when there is no member, and none is about to join."""
         return self.phase is Phase.EMPTY and not self.members and not self.pending
 
     @property

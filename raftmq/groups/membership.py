@@ -1,7 +1,7 @@
-"""The words of a group's state machine: limits, requests, results, members, phases.
+"""The values of a group's state machine: limits, requests, results, members, phases.
 
-Owns values only; `group.py` says how they change. A request is what a handler made of the wire's
-form, a result is what it turns back; so nothing here knows a version of the protocol.
+Owns values only; `group.py` says how they change. A handler makes a request of the wire's form, and
+the wire's form of a result; so nothing here knows a version of the protocol.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class JoinRequest:
 
     @property
     def size_bytes(self) -> int:
-        """What it brings along, that the group keeps."""
+        """Bytes of it that the group keeps."""
         words = len(self.protocol_type) + len(self.instance_id or "")
         return words + sum(len(name) + len(content) for name, content in self.protocols)
 
 
 @frozen(slots=True)
 class JoinedMember:
-    """A member as the leader is told of it."""
+    """A member, as JoinGroup describes it to the leader."""
 
     member_id: str
     instance_id: str | None
@@ -149,7 +149,7 @@ class Member:
         return self.sync is not None or (self.join is not None and not self.is_new)
 
     def hear(self, now_ms: float) -> None:
-        """It gave a sign of life; a new member's first deadline, a longer one, still holds."""
+        """The member was heard; the first deadline of a new member, a longer one, still holds."""
         heard_ms = now_ms + self.request.session_timeout_ms
         self.deadline_ms = max(self.deadline_ms, heard_ms) if self.is_new else heard_ms
 

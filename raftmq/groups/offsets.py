@@ -72,8 +72,8 @@ class CommitQueue:
         offsets_per_command_max: int = OFFSETS_PER_COMMAND_MAX,
         offsets_waiting_max: int = OFFSETS_WAITING_MAX,
     ) -> None:
-        """`error_of` tells what became of a proposed command; `later(delay_ms, callback)` is a
-        timer, without which nothing lingers."""
+        """`error_of` gives the outcome of a proposed command; `later(delay_ms, callback)` is a
+        timer, without which no commit lingers."""
         self._clock = clock
         self._later = later
         self._linger_ms = linger_ms
@@ -251,7 +251,7 @@ def is_same_subscription(protocol_type: str, one: bytes, other: bytes) -> bool:
 
 
 def topics_in_use(protocol_type: str, subscriptions: Iterable[bytes]) -> frozenset[str] | None:
-    """All topics that members of a group read; None when that cannot be told."""
+    """All topics that members of a group read; None when that is not known."""
     if protocol_type != CONSUMER_PROTOCOL:
         return None
     topics: list[str] = []
@@ -264,7 +264,7 @@ def topics_in_use(protocol_type: str, subscriptions: Iterable[bytes]) -> frozens
 
 
 def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
-    """Offsets that nobody used for `retention_ms`, sorted by partition.
+    """Offsets that were not used for `retention_ms`, sorted by partition.
 
     With members, only topics to which none subscribes; without, everything once the group has been
     empty for that long. What is UNDATED does not age before it is dated.
@@ -292,7 +292,7 @@ def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[
 
 
 def is_undated(state: GroupImage) -> bool:
-    """True when nobody could tell yet since when some of the group's offsets are unused."""
+    """True when it is not known yet since when some of the group's offsets are unused."""
     if state.offsets and not state.members and state.changed_at_ms == UNDATED:
         return True
     return any(saved.timestamp_ms == UNDATED for saved in state.offsets.values())

@@ -1,4 +1,4 @@
-"""Which groups this node coordinates: claiming, loading, proposing, and giving up in doubt.
+"""Groups that this node coordinates: how it claims, loads and stores them, and drops them.
 
 Owns the table of loaded groups and the way to the metadata group. It claims a group with an applied
 command before it is served, proposes what the state machine wants stored, and answers only what was
@@ -42,10 +42,10 @@ COMMAND_TIMEOUT_MS: Final = 10_000.0
 BARRIER_INTERVAL_MS: Final = 1_000.0
 COMMITS_IN_FLIGHT_MAX: Final = 2
 TICKS_PER_ROUND: Final = 10
-"""In so many ticks every group gets its turn."""
-ALARM_MS_MIN: Final = 10.0
-"""No group is looked at again sooner because of a time that has come."""
-_RESTLESS: Final = (Phase.PREPARING, Phase.COMPLETING)
+"""In so many ticks every group is visited once."""
+TIMER_MS_MIN: Final = 10.0
+"""After a timer of a group its next one is set no sooner than this."""
+_REBALANCE_PHASES: Final = (Phase.PREPARING, Phase.COMPLETING)
 _REJECTIONS: Final = (
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.ILLEGAL_GENERATION,
@@ -57,7 +57,7 @@ _REJECTIONS: Final = (
     ErrorCode.INVALID_TXN_STATE,
     ErrorCode.CONCURRENT_TRANSACTIONS,
 )
-"""What a group's command is refused with at apply."""
+"""Codes with which a group's command is rejected at apply."""
 
 
 class ClusterImage(Protocol):
@@ -117,10 +117,10 @@ class OwnedGroups:
         self._barrier_asked_at_ms: float | None = None
         self._session_ms_min = self.config.session_timeout_ms_min
         self._is_draining = False
-        self._turns: list[str] = []  # groups whose turn at `tick` is still to come
-        self._shortest_ms: int | None = None  # of the groups that had their turn in this round
+        self._unvisited: list[str] = []  # groups that `tick` has still to visit in this round
+        self._shortest_ms: int | None = None  # session of the groups visited in this round
         self._deadlines = deadlines
-        self._alarms: dict[str, Deadline] = {}  # by group, no later than it is due
+        self._timers: dict[str, Deadline] = {}  # by group, no later than it is due
         self.commits = CommitQueue(
             self._propose_timed,
             _error_of,
@@ -228,7 +228,7 @@ class OwnedGroups:
         group = Group.load(state, self.config, self._clock.monotonic_ms())
         self._groups[name] = group
         self._note_session(group)
-        self._watch(group)
+        self._set_timer(group)
         return ErrorCode.NONE
 
     def _claim_ended(self, name: str, error: ErrorCode) -> None:
@@ -239,15 +239,15 @@ class OwnedGroups:
         """Forget a group; the next request claims it anew or is sent elsewhere."""
         if self._groups.get(group.name) is group:
             del self._groups[group.name]
-            self._silence(group.name)
+            self._cancel_timer(group.name)
         if group.phase is not Phase.DEAD:
-            group.give_up(error)
+            group.close(error)
         self._perform(group)
 
     # ---- doubt ----
 
     def unconfirmed_ms(self) -> float:
-        """How old the newest proof is that this node's claims stand; 0 while it has no groups.
+        """Age of the newest proof that this node's claims are valid; 0 while it has no groups.
 
         Above half the shortest session, members are answered NOT_COORDINATOR.
         """
@@ -260,7 +260,7 @@ class OwnedGroups:
         return self._confirmed_age_ms() <= self._session_ms_min / 2
 
     def _confirm(self, as_of_ms: float) -> None:
-        """All that was committed before `as_of_ms` is applied here, so our claims stood then."""
+        """All that was committed before `as_of_ms` is applied here: our claims were valid then."""
         self._confirmed_at_ms = max(self._confirmed_at_ms, as_of_ms)
 
     def _note_session(self, group: Group) -> None:
@@ -282,17 +282,15 @@ class OwnedGroups:
         self._engine.read_barrier(timeout_ms=self._session_ms_min / 2).when_done(done)
 
     def _stamp_ms(self) -> int:
-        """When something happens, for expiry; UNDATED while this node has only its own clock.
-
-        A clock that is behind would age it at once.
-        """
+        """The time of an event, for expiry. UNDATED while this node has only its own clock: one
+        that is behind would let offsets expire too early."""
         latest_ms = self._latest_now_ms()
         return UNDATED if latest_ms is None else latest_ms
 
     # ---- performing ----
 
     def _perform(self, group: Group) -> None:
-        """Propose and answer what the state machine left to do."""
+        """Propose the state machine's commands and give its answers."""
         effects = group.take_effects()
         for command in effects.commands:
             self.commits.flush(group.name)  # made in the generation before
@@ -301,16 +299,16 @@ class OwnedGroups:
             self._propose(command).when_done(partial(self._stored, group, command))
         for promise, result in effects.answers:
             promise.resolve(result)
-        self._watch(group)
+        self._set_timer(group)
 
     def _propose(self, command: GroupCommand) -> Promise[ErrorCode]:
-        """Propose a command; kept with what became of it."""
+        """Propose a command; kept with its outcome."""
         outcome: Promise[ErrorCode] = Promise()
         self._propose_timed(command).when_done(lambda done: outcome.resolve(_error_of(done)))
         return outcome
 
     def _propose_timed(self, command: GroupCommand) -> Promise[Any]:
-        """Propose a command; once applied, it vouches for our claims when it was made."""
+        """Propose a command; once applied, it proves that our claims were valid before it."""
         proposed_at_ms = self._clock.monotonic_ms()
         promise = self._engine.propose(command, timeout_ms=COMMAND_TIMEOUT_MS)
 
@@ -341,15 +339,15 @@ class OwnedGroups:
     def tick(self, now_ms: float) -> None:
         """Let time pass: sessions, rebalances, barriers, expiry. Call it every 50 ms or so.
 
-        Groups in a rebalance are looked at each time, the others in turns, all within a quarter of
-        a second: a thousand groups at rest cost next to nothing. With deadlines a group is looked
-        at when it is due as well, so that a session's end shows at once.
+        Groups in a rebalance are visited each time, the others in turns, all of them within
+        `TICKS_PER_ROUND`: a thousand idle groups cost next to nothing. With deadlines a group is
+        visited when it is due as well, so that a session's end shows at once.
         """
         if self._groups:
             self._ask_barrier(now_ms)
         is_confirmed = self._is_confirmed()
         if is_confirmed and not self._was_confirmed:
-            self._forgive(now_ms)
+            self._extend_sessions(now_ms)
         self._was_confirmed = is_confirmed
         for name in self._due():
             group = self._current(name)
@@ -360,40 +358,42 @@ class OwnedGroups:
                 self._shortest_ms = min((ms for ms in sessions_ms if ms is not None), default=None)
 
     def _due(self) -> list[str]:
-        """The groups to look at now."""
-        if not self._turns:
-            self._turns = list(self._groups)
+        """The groups to visit now."""
+        if not self._unvisited:
+            self._unvisited = list(self._groups)
             self._session_ms_min = self._shortest_ms or self.config.session_timeout_ms_min
             self._shortest_ms = None
         count = -(-len(self._groups) // TICKS_PER_ROUND)
-        chosen, self._turns = self._turns[:count], self._turns[count:]
-        restless = [name for name, group in self._groups.items() if group.phase in _RESTLESS]
-        return list(dict.fromkeys([*chosen, *restless]))
+        chosen, self._unvisited = self._unvisited[:count], self._unvisited[count:]
+        rebalancing = [
+            name for name, group in self._groups.items() if group.phase in _REBALANCE_PHASES
+        ]
+        return list(dict.fromkeys([*chosen, *rebalancing]))
 
-    def _watch(self, group: Group) -> None:
-        """Look at the group when it is due. What is heard later makes that too early, never too
-        late: then it is looked at in vain, once in a session."""
+    def _set_timer(self, group: Group) -> None:
+        """Set the group's timer to when it is due. A heartbeat that comes later makes the timer too
+        early, never too late: it fires in vain then, once in a session."""
         if self._deadlines is None or self._groups.get(group.name) is not group:
             return
         due_ms = group.next_due_ms
-        alarm = self._alarms.get(group.name)
+        timer = self._timers.get(group.name)
         if due_ms is None:
-            self._silence(group.name)
-        elif alarm is None or alarm.at_ms > due_ms + ALARM_MS_MIN:
-            self._silence(group.name)
-            delay_ms = max(due_ms - self._clock.monotonic_ms(), ALARM_MS_MIN)
-            alarm = self._deadlines.after(delay_ms, partial(self._ring, group.name))
-            self._alarms[group.name] = alarm
+            self._cancel_timer(group.name)
+        elif timer is None or timer.at_ms > due_ms + TIMER_MS_MIN:
+            self._cancel_timer(group.name)
+            delay_ms = max(due_ms - self._clock.monotonic_ms(), TIMER_MS_MIN)
+            timer = self._deadlines.after(delay_ms, partial(self._timer_fired, group.name))
+            self._timers[group.name] = timer
 
-    def _silence(self, name: str) -> None:
-        alarm = self._alarms.pop(name, None)
-        if alarm is not None:
-            alarm.cancel()
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
 
-    def _ring(self, name: str) -> None:
-        del self._alarms[name]
+    def _timer_fired(self, name: str) -> None:
+        del self._timers[name]
         group = self._current(name)
-        # In doubt, and until its members are forgiven after it, the group waits for a tick.
+        # In doubt, and until sessions are extended after it, the group waits for a tick.
         if group is None or not (self._was_confirmed and self._is_confirmed()):
             return
         now_ms = self._clock.monotonic_ms()
@@ -401,10 +401,10 @@ class OwnedGroups:
             group.tick(now_ms)
             self._perform(group)
         else:
-            self._watch(group)
+            self._set_timer(group)
 
-    def _forgive(self, now_ms: float) -> None:
-        """Members may have tried to reach us in vain: nobody is late yet."""
+    def _extend_sessions(self, now_ms: float) -> None:
+        """Members may have tried to reach us in vain: give each a full session from now on."""
         for group in self._groups.values():
             for member in group.members.values():
                 member.deadline_ms = max(
@@ -412,7 +412,7 @@ class OwnedGroups:
                 )
 
     def drain(self) -> list[Promise[Any]]:
-        """Give every claim back, for a clean stop; kept once others may claim."""
+        """Release every claim, for a clean stop; kept once other nodes may claim."""
         self._is_draining = True
         self.commits.flush_all()
         for group in list(self._groups.values()):
@@ -434,7 +434,7 @@ class OwnedGroups:
 
 
 def _error_of(promise: Promise[Any]) -> ErrorCode:
-    """What became of a proposed command; not applied and unknown are alike to us."""
+    """The outcome of a proposed command; not applied and unknown are treated alike."""
     error = promise.error
     if error is None:
         return ErrorCode.NONE

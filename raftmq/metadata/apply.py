@@ -79,7 +79,7 @@ STALE_SEQUENCE: Final = Rejection(
 
 
 def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
-    """Apply one command at `offset`; returns the next image and what its submitter is told."""
+    """Apply one command at `offset`; returns the next image and the command's result."""
     assert offset > image.version, "commands are applied once, in log order"
     submitted = (envelope.incarnation, envelope.sequence)
     if submitted <= image.submitters.get(envelope.node_id, (-1, -1)):

@@ -53,7 +53,7 @@ Applied: TypeAlias = tuple[GroupsImage, Claimed | GroupDone | CommitsDone | Reje
 
 
 def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch) -> Applied:
-    """What `command` makes of `image`, and what its submitter is told. Pure; never raises."""
+    """What `command` makes of `image`, and its result. Pure; never raises."""
     if isinstance(command, ClaimGroup):
         return _claim(image, command, live_epoch)
     if isinstance(command, CommitMany):
@@ -222,7 +222,7 @@ def check_commit(
 ) -> Rejection | None:
     """Why these credentials may not commit, if so."""
     if generation < 0 and not group.members:
-        return None  # whoever it is: a consumer outside of group management
+        return None  # a consumer outside of group management, by any name
     if instance_id is not None:
         static = group.static_member(instance_id)
         if static is not None and static.member_id != member_id:

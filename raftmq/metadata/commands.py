@@ -361,7 +361,7 @@ class OffsetsTransaction(
 class CommitOffsets(GroupCommand, frozen=True, kw_only=True):
     """Save positions. Generation -1 with member "" is a consumer outside group management.
 
-    With a `transaction` they are pending: nobody sees them before it is committed.
+    With a `transaction` they are pending: no consumer sees them before it is committed.
     """
 
     coordinator_epoch: int
@@ -506,7 +506,7 @@ Row: TypeAlias = (
 class TransactionRows(Command, frozen=True, kw_only=True):
     """Transitions of transactions, one after the other; each succeeds or fails by itself.
 
-    `now_ms`: the time, for the expiry of ids and for people; UNDATED where nobody can tell it.
+    `now_ms`: the time, for the expiry of ids and for people; UNDATED where it is not known.
     """
 
     rows: tuple[Row, ...]
@@ -557,7 +557,7 @@ else:
 class Envelope(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A command and who sent it.
+    """A command and its submitter.
 
     `version` is what `version_of` says of the command. `broker_epoch` -1: not made by a registered
     broker. `expected_version` -1: not computed from a state; else it is rejected when brokers,

@@ -206,7 +206,8 @@ def holder(group: GroupImage | None, live_epoch: LiveEpoch) -> NodeId | None:
 
 
 def candidate(name: str, node_ids: Iterable[NodeId]) -> NodeId | None:
-    """Who should coordinate what nobody holds: the same answer on every node (rendezvous)."""
+    """The node that should coordinate what has no coordinator, the same on every node
+    (rendezvous)."""
 
     def score(node_id: NodeId) -> bytes:
         return blake2b(f"{node_id}/{name}".encode(), digest_size=8).digest()

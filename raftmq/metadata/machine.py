@@ -82,18 +82,18 @@ class UnappliableCommandError(NodeMustStopError):
         self.value = value
         self.cause = cause
         self.is_newer = isinstance(cause, AheadError)
-        told = (
+        text = (
             f"the metadata command at offset {skip.offset} (leader epoch {skip.leader_epoch}) "
             f"cannot be applied: {self.reason}. The command: {shown(value)}."
         )
         if self.is_newer:
-            told = f"{AHEAD}: {told} Nothing is lost: start a newer raftmq on this node"
+            text = f"{AHEAD}: {text} Nothing is lost: start a newer raftmq on this node"
         else:
-            told += (
+            text += (
                 " Nodes stop here: the way out is `raftmq recover --skip-command "
                 f"{skip.offset}` on a majority of stopped nodes, and then on all others"
             )
-        super().__init__(told)
+        super().__init__(text)
 
     @property
     def reason(self) -> str:
@@ -314,7 +314,7 @@ class MetadataMachine:
             listener.advanced(self.applied_end)
 
     def role_changed(self, soft: SoftState) -> None:
-        """Pass on who leads."""
+        """Pass on another leader or term."""
         for listener in self._listeners:
             listener.role_changed(soft)
 
@@ -342,7 +342,7 @@ class MetadataMachine:
         return state
 
     def restoring(self, state: Buffer) -> Runnable | None:
-        """Read a large state in another thread before `restore` is told to begin there."""
+        """Decode a large state in another thread before `restore` begins with it."""
         if len(state) < DECODE_INLINE_BYTES_MAX:
             return None
         self._decoding = Decoding(state)

@@ -134,14 +134,14 @@ class RaftMetadataEngine:
         self._role_moved = True  # since then
         self._snapshot_target = Offset(-1)
         self.first_voters: tuple[NodeId, ...] = ()
-        """With whom the cluster began; the group is not to have fewer voters for ever."""
+        """The voters with which the cluster began; the group should not stay with fewer."""
         self.last_contact_ms = clock.monotonic_ms()
-        """When a majority last proved to be there: a command was applied or a barrier answered."""
+        """When a majority was last known to be reached: by an applied command or a barrier."""
         machine.add_listener(self)
 
     def attach(self, replica: MetadataReplica, first_voters: Iterable[NodeId]) -> None:
-        """Give the engine its replica, and say with whom the cluster began; before the first
-        tick."""
+        """Give the engine its replica, and the voters with which the cluster began; before the
+        first tick."""
         self._replica = replica
         self.first_voters = tuple(first_voters)
         replica.follow_target_membership(
@@ -163,7 +163,7 @@ class RaftMetadataEngine:
 
     @property
     def controller_id(self) -> NodeId | None:
-        """Who leads the metadata group, as far as this node knows."""
+        """The leader of the metadata group, as far as this node knows."""
         leader = None if self._replica is None else self._replica.leader
         return None if leader is None else leader.node_id
 
@@ -288,7 +288,7 @@ class RaftMetadataEngine:
 
     @property
     def configuration(self) -> Configuration | None:
-        """Who makes up the group, as far as this node knows; None where no Raft group does."""
+        """The members of the group, as far as this node knows; None before it has a replica."""
         return None if self._replica is None else self._replica.configuration
 
     @property
@@ -298,8 +298,8 @@ class RaftMetadataEngine:
         return any(member.node_id == self._self_id for member in members)
 
     def admit(self, joiner: ReplicaId) -> None:
-        """Take a node into the group as a learner, if its number is not in it yet; one that is in
-        it under another storage is exchanged by the replica itself.
+        """Take a node into the group as a learner, unless its number is in the group: the replica
+        itself replaces a member whose storage is another one now.
 
         Raises:
             KafkaError: not the leader, or another change is under way.
@@ -536,7 +536,7 @@ class RaftMetadataEngine:
     # ---- barriers ----
 
     def _begin_barrier(self) -> None:
-        """Ask for the committed end, for everybody who waits; one round at a time."""
+        """Ask for the committed end, for all callers that wait; one round at a time."""
         due = self._rounds.due()
         if due is None:
             return

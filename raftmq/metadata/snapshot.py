@@ -299,8 +299,8 @@ def _decode_image(data: Buffer) -> MetadataImage:
         raise SnapshotError("metadata snapshot with a wrong checksum")
     if version not in _FORMATS:
         known = ", ".join(map(str, _FORMATS))
-        told = f"a metadata snapshot of format {version}, known are {known}"
-        raise (NewerSnapshotError if version > max(_FORMATS) else SnapshotError)(told)
+        text = f"a metadata snapshot of format {version}, known are {known}"
+        raise (NewerSnapshotError if version > max(_FORMATS) else SnapshotError)(text)
     snapshot = msgspec.msgpack.decode(data[10:], type=_FORMATS[version])
     image = _image(snapshot)
     if isinstance(snapshot, _Snapshot2):

@@ -93,7 +93,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         marker: what markers carry, once it is decided: the producer id of its records, and an epoch
             that is theirs or (protocol 2, or aborted for a producer that was silent) one more.
         decision: the number of the decision while markers are owed, else 0; see `decided_after`.
-        started_at_ms: when the running or last transaction began; UNDATED where nobody could tell.
+        started_at_ms: when the running or last transaction began; UNDATED where that was not known.
         changed_at_ms: when anything last happened to this id; for its expiry. UNDATED likewise.
     """
 

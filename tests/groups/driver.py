@@ -125,6 +125,6 @@ def stable() -> Driver:
 def dead() -> Driver:
     driver = Driver()
     driver.stable(2)
-    driver.group.give_up(ErrorCode.NOT_COORDINATOR)
+    driver.group.close(ErrorCode.NOT_COORDINATOR)
     driver.perform()
     return driver

@@ -10,7 +10,7 @@ from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.membership import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
-from raftmq.groups.owned_groups import ALARM_MS_MIN
+from raftmq.groups.owned_groups import TIMER_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset
 from raftmq.metadata.image import GroupImage, candidate
 from raftmq.types import NodeId, TopicPartition
@@ -314,7 +314,7 @@ def test_members_that_are_heard_cost_one_look_in_a_session() -> None:
     assert len(nodes.deadlines) == 0
 
 
-def test_no_session_ends_after_a_doubt_before_members_were_forgiven() -> None:
+def test_no_session_ends_after_a_doubt_before_sessions_were_extended() -> None:
     nodes = Nodes(1, has_deadlines=True)
     home = nodes.coordinators[NodeId(1)]
     member_id = join_alone(home)
@@ -341,7 +341,7 @@ def test_a_rebalance_that_may_last_no_time_is_not_looked_at_all_the_time() -> No
         assert got(home.sync("g", joined.generation, joined.member_id, name, [])).error is NONE
     assert got(home.leave("g", [("", "b")])).members == (NONE,)
     assert got(home.describe("g")).phase is Phase.PREPARING, "the other one may still be back"
-    assert 10 <= nodes.pass_deadlines(nodes.clock.now_ms + 4_000) <= 4_000 / ALARM_MS_MIN
+    assert 10 <= nodes.pass_deadlines(nodes.clock.now_ms + 4_000) <= 4_000 / TIMER_MS_MIN
 
 
 # ---- offsets ----

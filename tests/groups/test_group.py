@@ -420,7 +420,7 @@ def test_giving_up_answers_all_that_is_parked() -> None:
         driver = make()
         parked = driver.join("m2") if make is preparing else driver.sync("m2")
         other = driver.join() if make is completing else parked
-        driver.group.give_up(ErrorCode.NOT_COORDINATOR)
+        driver.group.close(ErrorCode.NOT_COORDINATOR)
         driver.perform()
         assert parked.is_done
         assert other.is_done
