@@ -22,8 +22,8 @@ from raftmq.records import (
     parse_header,
     read_records,
 )
-from raftmq_client.core.encoding import encode_batch
 from raftmq_client.core.messages import ConsumerRecord, decoded, read_messages
+from raftmq_client.core.produce_requests import encode_batch
 
 maybe_bytes = st.none() | st.binary(max_size=40)
 headers = st.lists(st.tuples(st.text(max_size=8), maybe_bytes), max_size=2)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftmq.errors import RemoteProtocolError
-from raftmq_client.core.frames import FrameReader
+from raftmq_client.core.connection import FrameReader
 
 
 def feed(reader: FrameReader, data: bytes, cuts: list[int]) -> list[bytes]:

@@ -3,17 +3,19 @@
 One fetch is in flight per broker, over all partitions whose buffer has room, with long polling.
 Batches are checked (CRC-32C) on arrival and read into records only when taken. A position moves
 when records are handed out; what a fetch brings after a seek or a revocation is dropped by its
-token. Isolation `read_committed` hides aborted transactions (KIP-98). No clock, no socket.
+token. `PartitionReader` holds position, buffer, errors and aborted transactions of one partition:
+isolation `read_committed` hides aborted transactions (KIP-98). No clock, no socket.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.protocol import ApiKey
@@ -26,7 +28,7 @@ from raftmq.protocol.fetch import (
     decode_fetch_response,
     encode_fetch_request,
 )
-from raftmq.records import BatchHeader, check_batch, parse_header, split_batches
+from raftmq.records import BatchHeader, check_batch, parse_header, read_records, split_batches
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import (
     EARLIEST,
@@ -40,7 +42,6 @@ from raftmq_client.core.admin import (
 from raftmq_client.core.call import Call, struct_call
 from raftmq_client.core.messages import ConsumerRecord, read_messages
 from raftmq_client.core.metadata import Broker, MetadataCore
-from raftmq_client.core.partition_reader import PartitionReader
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -48,6 +49,90 @@ from raftmq_client.errors import (
     CorruptRecordsError,
     NoOffsetError,
 )
+
+
+@define(eq=False)
+class PartitionReader:
+    """One assigned partition."""
+
+    key: TopicPartition
+    position: int | None = None
+    """Offset of the next record to hand out; None until it is looked up."""
+    start: int | None = None
+    """What is looked up while there is no position: EARLIEST, LATEST, or as the policy says."""
+    epoch: int = -1
+    """Leader epoch of the last record handed out."""
+    fetch_offset: int = -1
+    """Where the next fetch starts: the end of what is buffered."""
+    token: int = 0
+    is_paused: bool = False
+    is_looking_up: bool = False
+    fetching_from: int | None = None
+    fetching_since: float = 0.0
+    buffered: deque[memoryview] = field(factory=deque)
+    buffered_bytes: int = 0
+    ready: Sequence[ConsumerRecord] = ()
+    ready_index: int = 0
+    ready_end: int = -1
+    served: int = 0
+    """When a fetch last brought something, as a count of batches of all partitions."""
+    not_before: float = 0.0
+    failures: int = 0
+    error: ClientError | None = None
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    preferred: int | None = None
+    preferred_until: float = 0.0
+    aborted: list[tuple[int, int]] = field(factory=list)  # (first offset, producer id), sorted
+    aborted_now: dict[int, None] = field(factory=dict)
+
+    @property
+    def has_buffered(self) -> bool:
+        """True while something that was fetched is not handed out."""
+        return bool(self.buffered) or self.ready_index < len(self.ready)
+
+    def move(self, offset: int | None) -> None:
+        """Take another position; everything buffered or on its way is void.
+
+        Below 0 it is EARLIEST or LATEST, and to be looked up, as None is by the policy.
+        """
+        self.token += 1
+        is_known = offset is not None and offset >= 0
+        self.position = offset if is_known else None
+        self.start = None if is_known else offset
+        self.epoch = -1
+        self.fetch_offset = -1 if self.position is None else self.position
+        self.is_looking_up = False
+        self.fetching_from = None
+        self.buffered.clear()
+        self.buffered_bytes = 0
+        self.ready = ()
+        self.ready_index = 0
+        self.error = None
+        self.aborted.clear()
+        self.aborted_now.clear()
+
+    def is_data(self, header: BatchHeader, batch: memoryview) -> bool:
+        """False for what consumers never see; transactions are followed batch by batch.
+
+        Raises:
+            CorruptBatchError: a control batch that cannot be read.
+        """
+        # At markers, too: a fetch may begin at that of a transaction it is told of.
+        while self.aborted and self.aborted[0][0] < header.next_offset:
+            self.aborted_now[self.aborted.pop(0)[1]] = None
+        if header.is_control:
+            self._end_transaction(batch, header.producer_id)
+            return False
+        return not (header.is_transactional and header.producer_id in self.aborted_now)
+
+    def _end_transaction(self, batch: memoryview, producer_id: int) -> None:
+        for record in read_records(batch):
+            # Control record key: version int16, type int16; type 0 is an abort (KIP-98).
+            if record.key is not None and record.key[2:4] == b"\x00\x00":
+                self.aborted_now.pop(producer_id, None)
+
 
 FETCH_VERSION_MAX: Final = 12
 """v13 names topics by id; names are kept so that a recreated topic goes on."""
