@@ -242,9 +242,8 @@ class RaftMetadataEngine:
             return  # nearly every round of drains comes by here
         stage = self._stage
         if stage is not Stage.AT_REST:
-            if stage is Stage.REPORTING:
-                self.wake()
-            elif stage is Stage.DRAINING:
+            # What is reported may drain replicas, and then this: it wakes when the report ends.
+            if stage is Stage.DRAINING:
                 self._enter(Stage.DRAINING_AGAIN)
             return
         self._enter(Stage.DRAINING)
@@ -431,7 +430,13 @@ class RaftMetadataEngine:
             self.drain()
 
     def _wake_for_work(self) -> None:
-        if self._queue.commands or self._rounds.has_next or self._submissions.has_unsent:
+        if (
+            self._role_moved
+            or self._queue.commands
+            or self._rounds.is_due
+            or self._rounds.has_next
+            or self._submissions.has_unsent
+        ):
             self.wake()
 
     # ---- sending ----

@@ -272,6 +272,7 @@ class NodeCore:
             self.transactions,
             self.deadlines,
             self._replica_of,
+            plane.multiraft.batch,
         )
         self.transaction_expiry = TransactionExpiry(
             engine, rows, plane.clock, config, self.agreed_time.earliest_ms

@@ -34,8 +34,6 @@ from raftmq.promise import Promise
 from raftmq.transactions.rows import RowQueue
 from raftmq.types import NodeId, TopicId
 
-ARE_SERVED = False
-"""True once partitions let in and show what belongs to transactions, and nothing else."""
 PARKED_MS: Final = 2_000.0
 """So long a request waits for the end of the transaction before: all its markers."""
 PARKED_MAX: Final = 20_000
@@ -123,7 +121,7 @@ class TransactionCoordinator:
     @property
     def is_offered(self) -> bool:
         """True once the cluster's level lets transactions be written; never False again."""
-        return ARE_SERVED and self._engine.image.level >= LEVEL_OF_TRANSACTIONS
+        return self._engine.image.level >= LEVEL_OF_TRANSACTIONS
 
     # ---- what clients ask ----
 

@@ -14,6 +14,7 @@ in the image, by this leader or the next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, Protocol
 
@@ -70,8 +71,11 @@ class LeaderTransactions:
         coordinator: TransactionCoordinator,
         deadlines: Deadlines,
         find: Callable[[TopicId, int], LedPartition | None],
+        batch: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`find` gives this node's replica of a partition."""
+        """`find` gives this node's replica of a partition; what is appended within `batch` is sent
+        and flushed together."""
+        self._batch = batch
         self._engine = engine
         self._rows = rows
         self._coordinator = coordinator
@@ -84,6 +88,8 @@ class LeaderTransactions:
         """(partition, producer id, txn_seq) of ends that are being written."""
         self._ended: dict[Key, list[tuple[int, int]]] = {}  # to be reported soon
         self._later: set[Key] = set()  # to be looked at again
+        self._seen_decision = 0
+        self._is_due = False  # `_look_at_decided` is
         self.markers_count = 0
         self.reports_failed_count = 0
         engine.on_image(self._image_changed)
@@ -136,14 +142,20 @@ class LeaderTransactions:
                 asked.producer_epoch,
                 protocol=2,
                 partitions={asked.topic_id: (asked.partition,)},
-            ).when_done(lambda _code: settled.resolve(None))  # the image says it all
+            ).when_done(
+                # The image says what became of it.
+                lambda _code: self._deadlines.soon(partial(settled.resolve, None))
+            )
+
+        def look_soon(barrier: Promise[None]) -> None:
+            self._deadlines.soon(partial(look, barrier))
 
         if self._current.get(key) != asked.leader_epoch:
-            self._barrier(key, asked.leader_epoch).when_done(look)
+            self._barrier(key, asked.leader_epoch).when_done(look_soon)
         elif asked.adds:
-            self._deadlines.soon(partial(look, Promise.resolved(None)))
+            look_soon(Promise.resolved(None))
         else:
-            self._engine.read_barrier(timeout_ms=BARRIER_TIMEOUT_MS).when_done(look)
+            self._engine.read_barrier(timeout_ms=BARRIER_TIMEOUT_MS).when_done(look_soon)
         return settled
 
     # ---- terms ----
@@ -185,18 +197,21 @@ class LeaderTransactions:
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if before.transactions is after.transactions:
             return
-        for decided in after.transactions.decided_after(before.transactions.last_decision):
-            for key in decided.partitions:
-                self._end_if_led(key, decided)
+        is_new = after.transactions.last_decision != before.transactions.last_decision
+        if is_new and not self._is_due:
+            self._is_due = True
+            self._deadlines.soon(self._look_at_decided)
 
-    def _end_if_led(self, key: Key, decided: Transaction) -> None:
-        partition = self._find(*key)
-        if partition is None or not partition.is_leader:
-            return
-        if self._current.get(key) == partition.leader_epoch:
-            self._end(key, partition, decided)
-        elif partition.takes_records:
-            self._look_at(key)
+    def _look_at_decided(self) -> None:
+        """Write what was decided since the last look. The engine tells of an image in the midst of
+        its own work, in which partitions are not to be called."""
+        self._is_due = False
+        known = self._engine.image.transactions
+        seen, self._seen_decision = self._seen_decision, known.last_decision
+        keys = {key: None for one in known.decided_after(seen) for key in one.partitions}
+        with self._batch():
+            for key in keys:
+                self._look_at(key)
 
     def _look_at(self, key: Key) -> None:
         """Write the ends that a partition owes, once the image is new enough for its term."""
@@ -219,7 +234,9 @@ class LeaderTransactions:
         if self._current.get(key) == epoch:
             look(Promise.resolved(None))
         else:
-            self._barrier(key, epoch).when_done(look)
+            self._barrier(key, epoch).when_done(
+                lambda barrier: self._deadlines.soon(partial(look, barrier))
+            )
 
     def _end(self, key: Key, partition: LedPartition, known: Transaction) -> None:
         producer_id, epoch = known.marker

@@ -162,6 +162,30 @@ def test_barriers_are_coalesced_and_see_what_came_before() -> None:
     assert seen == [5]
 
 
+def test_work_that_comes_in_a_report_begins_after_it() -> None:
+    """A replica that is called from a report drains, and so the engine is drained within it."""
+    cluster = MetadataCluster.formed()
+    follower = cluster.nodes[2].engine
+    wakes: list[None] = []
+
+    def wake() -> None:
+        wakes.append(None)
+        assert len(wakes) < 20, "it wakes itself for ever"
+        follower.drain()
+
+    follower.wake = wake
+    proposed: list[Promise[Any]] = []
+
+    def report(_barrier: Promise[None]) -> None:
+        proposed.append(follower.propose(NoOperation()))
+        follower.drain()
+
+    follower.read_barrier().when_done(report)
+    cluster.run(1_200)
+    assert proposed[0].is_done
+    assert proposed[0].error is None
+
+
 def test_a_barrier_never_joins_a_round_that_began_before_it() -> None:
     cluster = MetadataCluster.formed()
     engine = cluster.nodes[1].engine

@@ -1,0 +1,65 @@
+"""Rows leave together, in order, and each has its outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.commands import InitProducer, TransactionRows
+from raftmq.transactions.rows import COMMANDS_IN_FLIGHT_MAX, RowQueue
+from tests.transactions.world import World
+
+
+def row(name: str) -> InitProducer:
+    return InitProducer(transactional_id=name, timeout_ms=1)
+
+
+def test_rows_of_one_turn_leave_together() -> None:
+    world = World()
+    world.engine.is_prompt = False
+    promises = [world.rows.add(row(f"x{number}")) for number in range(5)]
+    assert world.engine.under_way == []
+    world.run()
+    [(command, _)] = world.engine.under_way
+    assert isinstance(command, TransactionRows)
+    assert [one.transactional_id for one in command.rows] == [f"x{n}" for n in range(5)]  # type: ignore[union-attr]
+    assert command.now_ms == world.clock.wall_ms()
+    world.engine.apply_all()
+    assert [promise.result().producer_id for promise in promises] == [0, 1, 2, 3, 4]
+
+
+def test_what_comes_while_commands_are_under_way_gathers() -> None:
+    world = World()
+    world.engine.is_prompt = False
+    for number in range(COMMANDS_IN_FLIGHT_MAX + 3):
+        world.rows.add(row(f"x{number}"))
+        world.run()
+    assert len(world.engine.under_way) == COMMANDS_IN_FLIGHT_MAX
+    assert len(world.rows) == 3
+    world.engine.apply_all()
+    world.run()
+    world.engine.apply_all()
+    assert len(world.rows) == 0
+    assert world.rows.commands_count == COMMANDS_IN_FLIGHT_MAX + 1
+
+
+def test_what_is_lost_is_unknown() -> None:
+    world = World()
+    world.engine.is_prompt = False
+    promise = world.rows.add(row("x"))
+    world.run()
+    world.engine.lose_all()
+    with pytest.raises(KafkaError) as caught:
+        promise.result()
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_what_waits_is_bounded() -> None:
+    world = World()
+    rows = RowQueue(world.engine, world.deadlines, lambda: None, rows_waiting_max=2)
+    promises = [rows.add(row(f"x{number}")) for number in range(3)]
+    with pytest.raises(KafkaError) as caught:
+        promises[2].result()
+    assert caught.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    world.run()
+    assert all(promise.is_done for promise in promises)
