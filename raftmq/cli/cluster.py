@@ -1,8 +1,8 @@
-"""`raftmq cluster ...`: who is there, who leads, what lags.
+"""`raftmq cluster ...`: which nodes are there, which lead, what lags.
 
-Only asks. `cluster status` is made for people and for scripts: it ends with 1 while a partition has
-no live leader or too few replicas in sync, can wait for that to pass, and shows what every node
-tells of itself (`picture.py`), so that one need not look at each.
+Changes nothing. `cluster status` is made for people and for scripts: it ends with 1 while a
+partition has no live leader or too few replicas in sync, can wait for that to pass, and shows what
+every node reports of itself (`picture.py`), so that one need not look at each.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SECTION_TITLES: Final = {
 }
 _POLL_S: Final = 0.1
 NODE_TIMEOUT_S: Final = 5.0
-"""So long a node may take to tell of itself; one that hangs is part of the picture."""
+"""How long a node may take to answer; one that hangs is part of the picture."""
 
 
 @cluster_app.command()

@@ -79,15 +79,15 @@ class CommandError(RaftmqError):
 
 
 REFUSED_S: Final = 1.0
-"""So long ports that refuse connections are tried: a broker that starts again is back in less."""
+"""How long ports that refuse connections are tried: a broker that restarts is back in less."""
 UNKNOWN_S: Final = 0.5
-"""So long a topic is looked for that brokers say they do not know: it may be quite new."""
+"""How long a topic is looked for that brokers do not know: it may be quite new."""
 CONNECT_S: Final = 0.25
-"""Whoever takes longer to answer may be far away: the client knows how long to wait for it."""
+"""A host that takes longer to answer may be far away: the client knows how long to wait for it."""
 
 
 def check_reachable(bootstrap: str, patience_s: float | None = None) -> None:
-    """Whether a connection to a broker can be had: no command need wait long for what is refused.
+    """Check that a broker takes connections, so that no command waits long where all are refused.
 
     Raises:
         UsageError: no addresses.
@@ -129,7 +129,7 @@ _as_json: Final = ContextVar("errors_as_json", default=False)
 
 
 def tell_errors_as_json(wanted: bool) -> None:
-    """How errors are told from now on: as a JSON object, or as a line for people."""
+    """Set how errors are shown: as a JSON object, or as a line for people."""
     _as_json.set(wanted)
 
 
@@ -159,7 +159,7 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read us has seen enough (`raftmq consume t | head`).
+        # The reader of the pipe has seen enough (`raftmq consume t | head`).
         sys.stderr.close()
         raise typer.Exit(0) from None
     except OSError as error:
@@ -168,11 +168,11 @@ def reported() -> Iterator[None]:
 
 
 def raise_failures(failures: Mapping[str, ClientError], of: int, what: str) -> None:
-    """Raise what went wrong with some of several things, each of them named; nothing for none.
+    """Raise the failures of some of several things, by name; nothing where there are none.
 
     Raises:
         ClientError: the only thing that was asked for failed.
-        CommandError: it names all of them; unknown when one is.
+        CommandError: names all failures; its outcome is unknown when that of one is.
     """
     if not failures:
         return
@@ -213,7 +213,7 @@ def parse_addresses(text: str, option: str) -> list[str]:
 
 
 def end(message: str, code: int, hint: str = "", name: str | None = None) -> NoReturn:
-    """Tell an error, as a line or as a JSON object, and end the command with `code`."""
+    """Show an error, as a line or as a JSON object, and end the command with `code`."""
     if tells_errors_as_json():
         outcome = Outcome.UNKNOWN if code == EXIT_UNKNOWN else Outcome.FAILED
         told = {"message": message, "code": name, "outcome": outcome.value, "hint": hint or None}
@@ -226,7 +226,7 @@ def end(message: str, code: int, hint: str = "", name: str | None = None) -> NoR
 
 
 def hint_for(error: ClientError) -> str:
-    """What to do about an error, where we know it; else empty."""
+    """What to do about an error, where that is known; else empty."""
     if isinstance(error, BrokerError):
         return HINTS.get(error.code, "")
     if ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name in str(error):  # brokers said so until the end
@@ -408,24 +408,24 @@ def known_offsets(
 
 
 class Bar:
-    """A progress bar on a terminal's standard error; elsewhere nothing but what is said."""
+    """A progress bar on a terminal's standard error; elsewhere only the lines of `say`."""
 
     def __init__(self, progress: Any, name: str) -> None:
         self._progress = progress
         self._task = None if progress is None else progress.add_task(name, total=None, told="")
 
     def name(self, text: str) -> None:
-        """What is going on."""
+        """Name the present step."""
         if self._progress is not None:
             self._progress.update(self._task, description=text)
 
     def update(self, done: int, of: int, told: str) -> None:
-        """How far it is."""
+        """Show how far it is."""
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=of, told=told)
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Write a line for people."""
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False)
         else:

@@ -1,6 +1,6 @@
 """What a shell offers for a word: names and numbers that the cluster knows.
 
-Asked while somebody types: it has a second at most, and nothing that goes wrong shows.
+A person is typing meanwhile: it takes a second at most, and shows no error.
 """
 
 from __future__ import annotations

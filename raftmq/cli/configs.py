@@ -3,7 +3,7 @@ node's file (`raftmq config`), which is read as `raftmq start` would, without st
 
 A value in force is a node's own, else the cluster's, else that of the node's file, else the
 default. Only what brokers can change while they run is set here; of the rest the node's file is
-named, with its key. Names are Kafka's, and a name that nobody knows is answered by the nearest.
+named, with its key. Names are Kafka's; for an unknown one the nearest is suggested.
 
 `raftmq config` speaks from `NodeConfig` itself: keys, defaults and meanings are written nowhere
 else. It touches no data folder and no port.

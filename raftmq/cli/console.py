@@ -27,8 +27,8 @@ def clear_screen() -> None:
     sys.stdout.write("\x1b[H\x1b[2J")
 
 
-def tell_for_the_client() -> None:
-    """A command tells what went wrong itself; the client's own log would say it twice."""
+def silence_client_log() -> None:
+    """Silence the client's own log: a command shows its errors itself."""
     import logging  # a node that is starting has no need of it
 
     logging.getLogger("raftmq_client").addHandler(logging.NullHandler())
@@ -37,7 +37,7 @@ def tell_for_the_client() -> None:
 def note(text: str) -> None:
     """Something for people to read that is no result; lines stay, what does not print is escaped.
 
-    A name that somebody else chose is made `visible` before it becomes part of several lines.
+    A name from outside must be made `visible` before it becomes part of several lines.
     """
     sys.stderr.write("\n".join(map(visible, text.split("\n"))) + "\n")
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """`raftmq consume`: records of a topic, alone or in a group, with kcat's letters.
 
-Without `--follow` it ends where the log ended when it began to read, or where others of its group
-read all partitions. In a group, what was printed is committed at the end.
+Without `--follow` it ends where the log ended when it began to read, or where other members of its
+group read all partitions. In a group, what was printed is committed at the end.
 """
 
 from __future__ import annotations

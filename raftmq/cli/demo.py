@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
-from raftmq.cli.console import note, out, tell_for_the_client
+from raftmq.cli.console import note, out, silence_client_log
 from raftmq.cli.dev import Signals, a_number, start_cluster
 from raftmq.cli.dev_cluster import DevCluster, DevError, free_ports
 from raftmq.cli.main import EXIT_INTERRUPTED
@@ -59,7 +59,7 @@ def demo(arguments: Sequence[str]) -> int:
     except RaftmqError as error:
         note(f"raftmq demo: {error}")
         return 1
-    tell_for_the_client()
+    silence_client_log()
     signals = Signals()
     folder = Path(tempfile.mkdtemp(prefix="raftmq-demo-"))
     cluster: DevCluster | None = None
@@ -112,7 +112,7 @@ def _can_export() -> bool:
 
 
 def _plan(folder: Path, port: int | None) -> DevCluster:
-    """Three nodes on ports that are ours already; others may be looking for ports just now."""
+    """Three nodes on ports that are bound already: another process might take a free one."""
     for attempt in range(_PORT_TRIES):
         try:
             first = port or free_ports(3, start=random.randrange(20_000, 30_000))[0]

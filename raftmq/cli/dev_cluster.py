@@ -366,8 +366,8 @@ def find_cluster(folder: Path) -> dict[str, Any] | None:
 
 
 def _plans_of_nodes(folder: Path) -> list[NodePlan]:
-    """The nodes that the folder holds by their configuration or data; ports that nobody remembers
-    are chosen anew."""
+    """The nodes of which the folder has a configuration or data; ports that neither names are
+    chosen anew."""
     plans: dict[int, NodePlan] = {}
     ids = {
         int(match[1])
@@ -494,7 +494,7 @@ def _new_plans(folder: Path, nodes: int, port: int) -> list[NodePlan]:
 
 
 def free_ports(count: int, start: int) -> list[int]:
-    """Ports in a row that nobody listens on, the first such from `start` on.
+    """Free ports in a row, the first such from `start` on.
 
     Not drawn by the kernel: those are the ones it also gives to outgoing connections, and one of
     them might be taken when the cluster is started again.

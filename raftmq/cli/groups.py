@@ -1,6 +1,6 @@
 """`raftmq group ...`: consumer groups, their members and lags, and moving their offsets.
 
-Columns are those of kafka-consumer-groups.sh. A dash stands for what nobody could tell: a partition
+Columns are those of kafka-consumer-groups.sh. A dash stands for what is not known: a partition
 without a leader, an offset never committed.
 
 `seek` does as kafka-consumer-groups.sh --reset-offsets: offsets beyond a log's ends become its

@@ -42,9 +42,9 @@ def _run(words: list[str]) -> None:
 
         sys.exit(demo(words[1:]))
     from raftmq.cli.app import app
-    from raftmq.cli.console import tell_for_the_client
+    from raftmq.cli.console import silence_client_log
 
-    tell_for_the_client()
+    silence_client_log()
     app(words, prog_name="raftmq")
 
 

@@ -55,7 +55,7 @@ NODE_COLUMNS: Final = (
 )
 POLL_S: Final = 0.25
 LOST_S: Final = 30.0
-"""No node answers for so long: nobody knows how far the replacement is."""
+"""When no node has answered for so long it is not known how far the replacement is."""
 
 
 @node_app.command("list")
@@ -111,7 +111,7 @@ def replace_node(
         with open_admin(bootstrap, timeout) as admin:
             port = AdminPort.find(admin, timeout)
         if port is None:
-            raise CommandError("no node of this cluster tells of an admin port")
+            raise CommandError("no node of this cluster names an admin port")
         answer = port.post(
             "/nodes/replace",
             {
@@ -154,7 +154,7 @@ def _watch(port: AdminPort, old: int, wait: float, as_json: bool) -> None:
             told = {"replacements": []}
         row = next((r for r in told["replacements"] if r["old_id"] == old), None)
         if row is None and time.monotonic() - seen > LOST_S:
-            raise CommandError(f"nobody knows of a replacement of node {old} any more")
+            raise CommandError(f"no node knows of a replacement of node {old} any more")
         if row is not None:
             seen = time.monotonic()
             text = _progress_text(row)
@@ -242,9 +242,10 @@ class AdminPort:
 
     @classmethod
     def find(cls, admin: Admin, timeout_s: float) -> AdminPort | None:
-        """Ask brokers for one that answers, and it for the others; None where nobody has one.
+        """Find a port that answers by the brokers' configurations, and the others by its answer;
+        None where no broker names one.
 
-        Brokers that are gone or hang are passed over: an operator comes when nodes are missing.
+        Brokers that are gone or hang are passed over: operators often come when nodes are missing.
         """
         silent = []
         for address in find_addresses(admin):
@@ -259,10 +260,10 @@ class AdminPort:
         return cls(silent, timeout_s) if silent else None
 
     def get(self, path: str) -> dict[str, Any]:
-        """What any node answers.
+        """The answer of any node.
 
         Raises:
-            CommandError: none does.
+            CommandError: no node answers.
         """
         failures = []
         for address in list(self._addresses):
@@ -277,7 +278,7 @@ class AdminPort:
         """Have a node do something, once.
 
         Raises:
-            CommandError: nobody was reached, or the answer was lost.
+            CommandError: no node was reached, or the answer was lost.
         """
         self.get("/nodes")  # brings one that answers to the front
         request = urllib.request.Request(
@@ -298,7 +299,9 @@ class AdminPort:
             with error:
                 body = error.read()
             if error.code == 404:
-                raise CommandError("the other side has no /nodes: an older raftmq?") from error
+                raise CommandError(
+                    "that node has no page /nodes: is it an older raftmq?"
+                ) from error
         parsed: dict[str, Any] = msgspec.json.decode(body)
         return parsed
 
@@ -308,7 +311,7 @@ leader_app = typer.Typer(help="Leaders of partitions.", no_args_is_help=True)
 LEADER_COLUMNS: Final = ("Topic", "Partition", "Leader", "Preferred", "Replicas", "Isr")
 MOVE_COLUMNS: Final = ("Topic", "Partition", "From", "To", "Result")
 PARTITIONS_PER_CALL: Final = 50
-"""So many leaderships move at once, and each costs its producers some milliseconds."""
+"""How many leaderships move at once; each move costs its producers some milliseconds."""
 _MOVED: Final = (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)
 
 
@@ -414,14 +417,14 @@ def transfer(
         with open_admin(bootstrap, timeout) as admin:
             port = AdminPort.find(admin, timeout)
         if port is None:
-            raise CommandError("no node of this cluster tells of an admin port")
-        wanted = {
+            raise CommandError("no node of this cluster names an admin port")
+        request = {
             "topic": topic,
             "partition": partition,
             "to": node,
             "timeout_ms": round(timeout * 1000),
         }
-        answer = port.post("/leaders/transfer", wanted)
+        answer = port.post("/leaders/transfer", request)
         code = answer.get("code", "UNKNOWN_SERVER_ERROR")
         if as_json:
             show_json(answer)

@@ -1,9 +1,9 @@
-"""The cluster as all its nodes tell it: `/status` of each, asked at once, put side by side.
+"""The cluster as all its nodes report it: `/status` of each, asked at once, put side by side.
 
 Admin addresses come from `--admin`, from brokers' configurations, and from the registrations that
 any `/status` lists, fenced brokers included. A node that does not answer is part of the picture,
 with the reason; nothing here raises for it. Against brokers that have no admin port the picture is
-what the Kafka protocol tells.
+what the Kafka protocol gives.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Picture:
         )
 
     def _metadata_of(self, node_id: int) -> tuple[str | None, int | None]:
-        """(role in the metadata group, entries behind), as its leader tells it or else itself."""
+        """(role in the metadata group, entries behind), by its leader's report or else its own."""
         told = [answer["metadata"] for answer in self.answers]
         leading = [m for m in told if m.get("leader") is not None]
         best = max(leading, key=lambda m: int(m["leader_epoch"]), default=None)
@@ -114,7 +114,7 @@ class Picture:
         return role, next((lag for lag in lags if lag is not None), None)
 
     def catching_up(self) -> list[tuple[object, ...]]:
-        """A row per replica that is behind, as leaders tell it."""
+        """A row per replica that is behind, as leaders report it."""
         return [
             (row["topic"], row["partition"], one["node_id"], one["bytes_left"], one["end_offset"])
             for row in self._leader_rows()
@@ -125,7 +125,7 @@ class Picture:
         return [row for answer in self.answers for row in answer["partitions"] if row["is_leader"]]
 
     def stuck(self) -> list[tuple[object, ...]]:
-        """A row per partition in trouble: why, from every node that knows something."""
+        """A row per partition in trouble, with the reasons that all nodes give."""
         by_name: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for answer in self.answers:
             for row in answer["partitions"]:
@@ -146,13 +146,13 @@ class Picture:
         ]
 
     def _unheld(self) -> list[dict[str, Any]]:
-        """Partitions that nobody could ask holds, by the newest metadata among the answers."""
+        """Partitions that no live broker holds, by the newest metadata among the answers."""
         versions = [int(answer["metadata"].get("version", -1)) for answer in self.answers]
         newest = max(zip(versions, self.answers, strict=True), key=itemgetter(0), default=(0, {}))
         return list(newest[1].get("unheld", ()))
 
     def metadata(self) -> dict[str, Any] | None:
-        """The metadata group as its leader tells it, or else whoever knows most."""
+        """The metadata group by its leader's report, else by that of the node that knows most."""
         told = [answer["metadata"] for answer in self.answers if "voters" in answer["metadata"]]
         if not told:
             return None
@@ -163,7 +163,7 @@ class Picture:
         """What is wrong with nodes, as sentences; none for brokers that are not raftmq's.
 
         Args:
-            alive: brokers that the cluster counts as live; an admin port may be out of our reach.
+            alive: brokers that the cluster counts as live, though their admin port may not answer.
         """
         heard = {answer["node_id"] for answer in self.answers}.union(alive)
         voters = (self.metadata() or {}).get("voters", ())
@@ -175,7 +175,7 @@ class Picture:
             disk = answer["disk"]
             if disk["is_full"]:
                 found.append(f"node {answer['node_id']}: its disk is full")
-            if disk.get("is_stuck"):  # a node that was not restarted yet does not say so
+            if disk.get("is_stuck"):  # absent in answers of older versions
                 found.append(f"node {answer['node_id']}: its disk does not answer")
         rivals = [rival for answer in self.answers for rival in answer.get("rivals", ())]
         found += sorted({_rival_text(rival) for rival in rivals})
@@ -198,7 +198,7 @@ def _rival_text(rival: dict[str, Any]) -> str:
 
 
 def _how_much(metadata: dict[str, Any]) -> tuple[bool, int, int]:
-    """Who leads the newest term knows most, then whoever knows a leader at all."""
+    """How much a node knows: the leader of the newest term most, then nodes that know a leader."""
     known = sum(row["lag_entries"] is not None for row in metadata["members"])
     return metadata["leader"] is not None, int(metadata["leader_epoch"]), known
 
@@ -214,7 +214,7 @@ def remarks(status: dict[str, Any]) -> list[str]:
         found.append(f"cut off from the metadata majority for {seconds} s")
     if status["disk"]["is_full"]:
         found.append("disk full")
-    if status["disk"].get("is_stuck"):  # a node that was not restarted yet does not say so
+    if status["disk"].get("is_stuck"):  # absent in answers of older versions
         found.append("disk does not answer")
     if status["journal_is_damaged"]:
         found.append("journal was damaged")
@@ -245,7 +245,7 @@ def take_picture(admin: Admin | None, addresses: Iterable[str], timeout_s: float
         for address in find_addresses(admin):
             report = reports[address] = _ask(address, timeout_s)
             if report.status is not None:
-                break  # it knows the others
+                break  # it knows all other nodes
     while wanted := _others(reports):
         for report in _ask_all(wanted, timeout_s):
             reports[report.address] = report
@@ -253,7 +253,7 @@ def take_picture(admin: Admin | None, addresses: Iterable[str], timeout_s: float
 
 
 def _others(reports: dict[str, NodeReport]) -> list[str]:
-    """Admin ports that the answers so far list and nobody asked yet; names known ones by node."""
+    """Admin ports that the answers list and that were not asked yet; notes ids of known ones."""
     known = _registered(reports.values())
     for address, node_id in known.items():
         if address in reports and reports[address].node_id < 0:
@@ -268,7 +268,7 @@ def find_addresses(admin: Admin) -> Iterator[str]:
         try:
             entries = admin.describe_configs(ResourceType.BROKER, str(broker.node_id))
         except ClientError:
-            continue  # gone or hanging, or no raftmq: another one knows its registration
+            continue  # gone, hanging or no raftmq: another broker knows its registration
         yield from (e.value for e in entries if e.name == ADMIN_KEY and e.value)
 
 

@@ -157,7 +157,7 @@ def _check_topic(producer: Producer, topic: str, bootstrap: str, timeout_s: floa
     try:
         producer.partitions(topic, min(UNKNOWN_S, timeout_s))
     except TimedOutError:
-        return  # nobody answered yet: the records wait for that themselves
+        return  # no broker answered yet: the records wait for one themselves
     except BrokerError as error:
         if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise

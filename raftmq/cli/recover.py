@@ -1,7 +1,7 @@
 """`raftmq recover`: unsafe recovery of a stopped node's data folder.
 
 It takes the folder's lock, so it is refused while the node runs. It first reports what would be
-done and what may be lost, and does nothing without a yes. `tools/` does the work.
+done and what may be lost, and changes nothing without a yes. `tools/` does the work.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ def _recover_majority(
     _confirm(yes, f"Go on with nodes {ids} alone?")
     replace = msgspec.structs.replace
     if not formation.recovering:
-        # From here on the node does not start before this is finished; who finds it begun goes on.
+        # From here on the node does not start before this recovery is finished: a run that finds
+        # one begun goes on with it.
         fences = (ids,) if _loses_metadata(findings) else ()
         recoveries = (*formation.recoveries, *fences)
         formation = replace(formation, recovering=ids, recoveries=recoveries)
@@ -260,8 +261,8 @@ def _lost_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]
 
 
 def _unknown_nodes(findings: Findings, survivors: Sequence[NodeId]) -> list[NodeId]:
-    """Survivors that nothing on this node's disk mentions: perhaps a typing error, perhaps newer
-    than what this node has heard."""
+    """Survivors that nothing on this node's disk mentions: typing errors, or nodes that joined
+    after this one was last up."""
     known = {member.node_id: True for report in findings.groups for member in report.before.members}
     brokers = {} if findings.image is None else findings.image.brokers
     return [n for n in survivors if n not in known and n not in brokers]
@@ -550,7 +551,7 @@ def _stuck_text(opened: _StoppedNode, stuck: StuckCommand) -> list[str]:
 
 
 def _held_term(opened: _StoppedNode, topic: str, partition: int, as_json: bool) -> HeldTerm:
-    """Look, and tell what this node's disk says."""
+    """Read the term on this node's disk, and show it."""
     from raftmq.tools.term_reset import read_held_term
 
     held = read_held_term(opened.place, topic, partition)
@@ -617,7 +618,7 @@ def _recover_term(
         ids = ", ".join(str(node_id) for node_id in lost)
         out(f"Nodes {ids} must never come back with their old data: wipe them first.")
     _confirm(yes, f"Set {held.name} back to term {new_term}, without a vote, on this node?")
-    # The record first: what is done without it could not be told from what was never done.
+    # The record comes first: a reset without one could not be told from none.
     record = record_of(held, new_term, tokens)
     resets = (*(known for known in formation.term_resets if known != record), record)
     opened.folder.save_formation(msgspec.structs.replace(formation, term_resets=resets))

@@ -248,7 +248,7 @@ def delete(
             except ClientError as error:
                 failures[name] = error
                 if isinstance(error, ConnectionFailedError):
-                    break  # nobody is there: the others would wait as long
+                    break  # no broker answers: the other topics would wait as long
                 continue
             deleted.append(name)
             if not as_json:
