@@ -30,7 +30,7 @@ from raftmq.metadata.commands import (
     Result,
 )
 from raftmq.metadata.image import GroupsImage, MetadataImage
-from raftmq.metadata.machine import MetadataMachine
+from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.raft.messages import SoftState
 from raftmq.types import Offset, RaftIndex
 
@@ -122,6 +122,9 @@ class _Listener:
             isinstance(result, GroupDone) and image.groups.get(command.group) is None
         ):
             watch.forgot_group(command.group, offset)
+
+    def command_skipped(self, skip: Skip) -> None:
+        """Not judged: no checker knows of skips."""
 
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot: nothing is applied twice by it, and what groups went through is not seen."""

@@ -153,6 +153,10 @@ class MetadataListener(Protocol):
         """One command took its effect; `machine.image` is not published yet."""
         ...
 
+    def command_skipped(self, skip: Skip) -> None:
+        """One command was passed over."""
+        ...
+
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot took the place of commands whose results this node will never see."""
         ...
@@ -190,11 +194,7 @@ class Decoding:
 
 
 class MetadataMachine:
-    """Implements the replica's `StateMachine` port.
-
-    Attributes:
-        on_skipped: told of each command that was passed over.
-    """
+    """Implements the replica's `StateMachine` port."""
 
     def __init__(self, skips: Iterable[Skip] = (), supported: Ranges = SUPPORTED) -> None:
         """Make one at the empty state.
@@ -211,7 +211,6 @@ class MetadataMachine:
         self.state_bytes = 0
         """Size of the last snapshot that was written or read."""
         self.failure: Exception | None = None
-        self.on_skipped: Callable[[Skip], None] | None = None
         self._skips = {skip.offset: skip for skip in skips}
         self._skipped_offset = Offset(-1)
         self._damage: DamagedError | None = None
@@ -460,5 +459,5 @@ class MetadataMachine:
     def _pass_over(self, skip: Skip) -> None:
         self.image = evolve(self.image, version=Offset(skip.offset))
         self._skipped_offset = Offset(skip.offset)
-        if self.on_skipped is not None:
-            self.on_skipped(skip)
+        for listener in self._listeners:
+            listener.command_skipped(skip)

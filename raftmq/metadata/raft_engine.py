@@ -46,7 +46,7 @@ from raftmq.metadata.engine import (
 )
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import MetadataImage, metadata_target
-from raftmq.metadata.machine import MetadataMachine
+from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.submissions import (
     BarrierRounds,
     CommandQueue,
@@ -380,6 +380,9 @@ class RaftMetadataEngine:
         if last > self.incarnation:
             self.incarnation = last + 1
             self._submissions.incarnation_ended()
+
+    def command_skipped(self, skip: Skip) -> None:
+        """Nothing to do: the process that submitted it ended at this command."""
 
     def state_restored(self, image: MetadataImage) -> None:
         """What a snapshot skipped may hold own commands: their outcome is unknown."""

@@ -62,7 +62,6 @@ class Events:
         node.control.leaders.on_change(self._row_changed)
         node.engine.on_image(self._image_changed)
         node.machine.add_listener(self)
-        node.machine.on_skipped = self._command_skipped
         node.plane.shared.watch.on_event = self._file_event
 
     # ---- roles ----
@@ -84,14 +83,6 @@ class Events:
         if soft.leader is not None and (soft.leader.node_id, soft.term) != watch.leader:
             self._counts.leader_changes += watch.leader is not None
             watch.leader = (soft.leader.node_id, soft.term)
-
-    def _command_skipped(self, skip: Skip) -> None:
-        self._log.warning(
-            "metadata command skipped",
-            offset=skip.offset,
-            leader_epoch=skip.leader_epoch,
-            sha256=skip.sha256,
-        )
 
     # ---- in-sync replicas ----
 
@@ -205,6 +196,15 @@ class Events:
         elif isinstance(result, GroupDone) and envelope.node_id == self._node.node_id:
             successor = getattr(command, "successor", -1)
             self._log.info("group released", group=command.group, successor=successor)
+
+    def command_skipped(self, skip: Skip) -> None:
+        """A metadata command was passed over."""
+        self._log.warning(
+            "metadata command skipped",
+            offset=skip.offset,
+            leader_epoch=skip.leader_epoch,
+            sha256=skip.sha256,
+        )
 
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot was taken over."""

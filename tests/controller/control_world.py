@@ -32,7 +32,7 @@ from raftmq.metadata.commands import AllocateProducerIds, Envelope, Result
 from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.features import FORMATS, SUPPORTED, Ranges, named
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
-from raftmq.metadata.machine import AHEAD, MetadataMachine, UnappliableCommandError
+from raftmq.metadata.machine import AHEAD, MetadataMachine, Skip, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.metadata.snapshot import SnapshotEncoder, encode_image
 from raftmq.ports import DiskError
@@ -95,6 +95,9 @@ class Observer:
         if result is not STALE_SEQUENCE:
             key = (envelope.node_id, envelope.incarnation, envelope.sequence)
             self._world.saw_applied(key, offset)
+
+    def command_skipped(self, skip: Skip) -> None:
+        pass
 
     def state_restored(self, image: MetadataImage) -> None:
         pass
