@@ -304,15 +304,7 @@ def consumer_options(
     """
     if isolation not in (None, "read_uncommitted", "read_committed"):
         raise UsageError(f"isolation is read_committed or read_uncommitted, not {isolation!r}")
-    if isinstance(assignors, str) or not assignors:
-        raise UsageError(f"assignors is a tuple of names, such as ('range',), not {assignors!r}")
-    if group == "":
-        raise UsageError("group is a name, or None for a consumer without")
-    cooperative = [name for name in assignors if name in COOPERATIVE]
-    if cooperative and len(cooperative) < len(assignors):
-        raise UsageError(f"assignor {cooperative[0]!r} is cooperative, and not to be mixed")
-    if heartbeat_interval_ms >= session_timeout_ms:
-        raise UsageError("heartbeat_interval_ms is not below session_timeout_ms")
+    _check_grouping(group, assignors, session_timeout_ms, heartbeat_interval_ms)
     check_consumer_delivery(delivery, group, reset, auto_commit_ms)
     if delivery == "exactly_once":
         if isolation == "read_uncommitted":
@@ -352,6 +344,23 @@ def consumer_options(
         auto_commit_ms=auto_commit_ms,
         commits_first=commits_first,
     )
+
+
+def _check_grouping(
+    group: str | None,
+    assignors: Sequence[str],
+    session_timeout_ms: float,
+    heartbeat_interval_ms: float,
+) -> None:
+    if isinstance(assignors, str) or not assignors:
+        raise UsageError(f"assignors is a tuple of names, such as ('range',), not {assignors!r}")
+    if group == "":
+        raise UsageError("group is a name, or None for a consumer without")
+    cooperative = [name for name in assignors if name in COOPERATIVE]
+    if cooperative and len(cooperative) < len(assignors):
+        raise UsageError(f"assignor {cooperative[0]!r} is cooperative, and not to be mixed")
+    if heartbeat_interval_ms >= session_timeout_ms:
+        raise UsageError("heartbeat_interval_ms is not below session_timeout_ms")
 
 
 def check_consumer_delivery(

@@ -35,7 +35,7 @@ from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.machine import AHEAD, MetadataMachine, Skip, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.metadata.snapshot import SnapshotEncoder, encode_image
-from raftmq.ports import DiskError
+from raftmq.ports import Disk, DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
@@ -114,6 +114,11 @@ class Observer:
         pass
 
 
+def _journal(disk: Disk) -> HardStateJournal:
+    config = JournalConfig(size_max=16 << 10, reserve_bytes=8192)
+    return HardStateJournal.open(disk, "data/state.journal", config=config)
+
+
 class WorldNode:
     """One node: its disk survives a crash, the rest does not."""
 
@@ -170,9 +175,7 @@ class WorldNode:
         self.is_up = True
         disk, world = self.disk, self.world
         disk.make_directories("data")
-        journal = HardStateJournal.open(
-            disk, "data/state.journal", config=JournalConfig(size_max=16 << 10, reserve_bytes=8192)
-        )
+        journal = _journal(disk)
         self.multiraft = MultiRaft(
             self.node_id,
             journal,
@@ -195,7 +198,7 @@ class WorldNode:
             wake=lambda: self.multiraft.touch(METADATA_GROUP),
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
-        replica = open_replica(
+        self.replica = replica = open_replica(
             Opening(
                 node=self_id,
                 disk=disk,
@@ -215,7 +218,6 @@ class WorldNode:
                 election_ticks=10, heartbeat_ticks=2, append_bytes_max=2_000, announce_commit=True
             ),
         )
-        self.replica = replica
         self.engine.attach(replica, world.voters)
         self.control = ControlPlane(
             BrokerInfo(
