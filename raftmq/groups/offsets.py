@@ -267,7 +267,8 @@ def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[
     """Offsets that were not used for `retention_ms`, sorted by partition.
 
     With members, only topics to which none subscribes; without, everything once the group has been
-    empty for that long. What is UNDATED does not age before it is dated.
+    empty for that long. What is UNDATED does not age before it is dated, and what a running
+    transaction may change does not expire.
     """
     topics: frozenset[str] = frozenset()
     idle_since_ms = 0
@@ -283,7 +284,7 @@ def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[
     expired: list[ExpiredOffset] = []
     for at in sorted(state.offsets):
         saved = state.offsets[at]
-        if saved.timestamp_ms == UNDATED:
+        if saved.timestamp_ms == UNDATED or state.is_pending(at):
             continue
         used_at_ms = max(saved.timestamp_ms, idle_since_ms)
         if at.topic not in topics and now_ms - used_at_ms >= retention_ms:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.groups.offsets import CommitQueue
+from raftmq.groups.offsets import CommitQueue, expired_offsets
 from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
@@ -19,8 +20,10 @@ from raftmq.metadata.commands import (
     GroupCommand,
     GroupDone,
 )
+from raftmq.metadata.image import GroupImage
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
+from raftmq.types import TopicPartition
 from tests.groups.world import FakeClock
 
 
@@ -245,3 +248,12 @@ def test_commands_may_follow_each_other_closely_where_a_round_is_long() -> None:
     world.answer(1)
     world.answer(2)
     assert [name for name, _ in world.settled] == ["0", "1", "2", "3"]
+
+
+def test_what_a_running_transaction_may_change_does_not_expire() -> None:
+    offsets = {TopicPartition("t", n): CommittedOffset("t", n, 5, timestamp_ms=1) for n in (0, 1)}
+    group = GroupImage(name="g", offsets=Map(offsets), changed_at_ms=1)
+    assert [row.partition for row in expired_offsets(group, 1_000, 100)] == [0, 1]
+    pending = Map({TopicPartition("t", 0): CommittedOffset("t", 0, 6, timestamp_ms=1)})
+    group = evolve(group, pending=Map({7: pending}))
+    assert [row.partition for row in expired_offsets(group, 1_000, 100)] == [1]

@@ -239,6 +239,10 @@ class Race:
         transactions = image.transactions
         ids = (transactions.ids[name] for name in transactions.names())
         assert transactions == transactions_of(ids, transactions.last_decision)
+        owed = {known.decision: known for known in transactions.ids.values() if known.decision}
+        for after in (0, transactions.last_decision // 2, transactions.last_decision - 1):
+            later = [owed[number] for number in sorted(owed) if number > after]
+            assert [*transactions.decided_after(after)] == later
         assert sorted(transactions.ids) == sorted(self.naive.ids)
         assert image.next_producer_id == self.naive.next_producer_id
         for name, one in self.naive.ids.items():
