@@ -10,7 +10,7 @@ from tests.controller.control_world import ControlWorld
 SEEDS = range(4)
 
 
-def _nemesis(world: ControlWorld, *, wipes: bool) -> None:
+def nemesis(world: ControlWorld, *, wipes: bool) -> None:
     random = world.random
     nodes = list(world.nodes.values())
     voters = [world.nodes[n] for n in world.voters]
@@ -39,7 +39,7 @@ def _nemesis(world: ControlWorld, *, wipes: bool) -> None:
         world.schedule(random.uniform(10, 300), node.boot)
 
 
-def _heal(world: ControlWorld) -> None:
+def heal(world: ControlWorld) -> None:
     world.cut.clear()
     world.loss = 0.0
     for node in world.nodes.values():
@@ -55,9 +55,9 @@ def test_metadata_survives_faults(seed: int) -> None:
     for node in world.nodes.values():
         world.client(node)
     for _ in range(12):
-        _nemesis(world, wipes=False)
+        nemesis(world, wipes=False)
         world.run(world.random.uniform(200, 900))
-    _heal(world)
+    heal(world)
     world.run(3_000)
     world.is_over = True
     world.run(4_000)
@@ -83,7 +83,7 @@ def test_a_wiped_voter_of_the_metadata_group_comes_back(seed: int) -> None:
     victim.crash(wipe=True)
     world.run(world.random.uniform(10, 1_500))
     victim.boot()
-    _heal(world)
+    heal(world)
     world.run(3_000)
     world.is_over = True
     world.run(4_000)
@@ -122,9 +122,9 @@ def test_a_voter_gone_for_good_is_replaced_under_faults(seed: int) -> None:
 
     ask()
     for _ in range(6):
-        _nemesis(world, wipes=False)
+        nemesis(world, wipes=False)
         world.run(world.random.uniform(200, 900))
-    _heal(world)
+    heal(world)
     world.run(5_000)
     world.is_over = True
     world.run(4_000)

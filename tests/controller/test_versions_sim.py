@@ -13,6 +13,7 @@ from raftmq.metadata.image import RAFTMQ_LEVEL
 from raftmq.promise import Promise
 from tests.controller.control_world import OLDER, ControlWorld, WorldNode
 
+NEWEST = SUPPORTED[RAFTMQ_LEVEL][1]
 MISTAKES = 0.5
 """How often a node is started as the older version although the level is raised."""
 ROUNDS = 24
@@ -69,7 +70,7 @@ def _raise_now_and_then(world: ControlWorld, refused: list[str]) -> None:
         world.schedule(world.random.uniform(50, 400), ask)
         node = world.random.choice(list(world.nodes.values()))
         if node.is_up:
-            update = FeatureRequest(RAFTMQ_LEVEL, 2)
+            update = FeatureRequest(RAFTMQ_LEVEL, NEWEST)
             call = UpdateFeaturesCall(updates=(update,), timeout_ms=400)
             node.control.call(call).when_done(noted(node))
 
@@ -109,7 +110,7 @@ def test_two_versions_agree_until_only_one_is_left(seed: int) -> None:
     world.run(4_000)
     world.check()
     assert world.is_converged()
-    assert [node.engine.image.level for node in world.nodes.values()] == [2] * len(world.nodes)
+    assert [node.engine.image.level for node in world.nodes.values()] == [NEWEST] * len(world.nodes)
     assert any("supports 1 to 1" in told or "upgrade all nodes" in told for told in refused)
     acknowledged = sum(1 for o in world.operations if o.promise.is_done and o.promise.error is None)
     assert acknowledged > 100
