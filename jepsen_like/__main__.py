@@ -4,6 +4,7 @@
     python -m jepsen_like replay DIR                                  a failure, once more
     python -m jepsen_like soak --minutes M [--seed FIRST] [--jobs J]  fresh seeds for so long
     python -m jepsen_like live --minutes M                            real nodes and clients
+    python -m jepsen_like pipeline --minutes M [--records N]          exactly once, under kills
     python -m jepsen_like fuzz --port P [--minutes M] [--seed S]      hostile bytes, real nodes
     python -m jepsen_like planted [--seeds N] [--bug NAME] [--jobs J] the planted bugs
     python -m jepsen_like table [--write FILE]                        promises, rules and bugs
@@ -284,11 +285,14 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     promises.add_argument("--write", type=Path, help="the document to bring up to date")
     promises.set_defaults(action=_table)
     given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["live"] or "--help" in given[:1] or "-h" in given[:1]:
+    if given[:1] in (["live"], ["pipeline"]) or "--help" in given[:1] or "-h" in given[:1]:
         # It takes clients and tools that the simulation does without.
         from jepsen_like.live.command import add_parser
 
         add_parser(commands)
+        from jepsen_like.live.pipeline import add_parser as add_pipeline
+
+        add_pipeline(commands)
     arguments = parser.parse_args(given)
     return int(arguments.action(arguments, out))
 
