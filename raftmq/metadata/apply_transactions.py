@@ -514,7 +514,9 @@ def _commit(draft: Draft, commit: CommitOffsets) -> ErrorCode:
 
 
 _COMMIT_CODES: Final[dict[int, ErrorCode]] = {
-    int(ErrorCode.PRODUCER_FENCED): ErrorCode.INVALID_PRODUCER_EPOCH
+    int(ErrorCode.PRODUCER_FENCED): ErrorCode.INVALID_PRODUCER_EPOCH,
+    # Who named no number under protocol 1 saw no transaction run.
+    int(ErrorCode.INVALID_REQUEST): ErrorCode.INVALID_TXN_STATE,
 }
 
 _ROWS: Final[dict[type, Callable[[Draft, Row], RowDone]]] = {

@@ -270,7 +270,11 @@ class Naive:
             return E.NONE
         cycle = self.join(mine)
         if isinstance(cycle, E):
-            return E.INVALID_PRODUCER_EPOCH if cycle is E.PRODUCER_FENCED else cycle
+            unlike = {
+                E.PRODUCER_FENCED: E.INVALID_PRODUCER_EPOCH,
+                E.INVALID_REQUEST: E.INVALID_TXN_STATE,
+            }
+            return unlike.get(cycle, cycle)
         if mine.protocol == 1 and not cycle.has_group:
             return E.INVALID_TXN_STATE
         self.keep(mine.transactional_id, cycle)

@@ -722,7 +722,7 @@ def test_under_protocol_2_a_commit_begins_a_transaction() -> None:
         ({"transactional_id": "other"}, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
         ({"producer_id": 9}, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
         ({"epoch": 0}, ErrorCode.INVALID_PRODUCER_EPOCH),
-        ({"txn_seq": -1}, ErrorCode.INVALID_REQUEST),
+        ({"txn_seq": -1}, ErrorCode.INVALID_TXN_STATE),
         ({"txn_seq": 2}, ErrorCode.CONCURRENT_TRANSACTIONS),
         ({"topic_ids": ()}, ErrorCode.INVALID_REQUEST),
     ],
