@@ -10,7 +10,7 @@ from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import FetchPartitionResponse, FetchResponse, FetchTopicResponse
 from raftmq.records import NewRecord, build_batch, stamp
 from raftmq.types import TopicPartition
-from raftmq_client import CorruptRecordsError, DeserializationError, UsageError
+from raftmq_client import CorruptRecordsError, DeserializationError, MustAbortError, UsageError
 from raftmq_client.core.build import build_consumer, build_producer
 from raftmq_client.core.client import ClientCore, ClientOptions
 from raftmq_client.core.consumer import ConsumerCore
@@ -263,3 +263,75 @@ def test_commits_need_a_group() -> None:
         Reader().core.commit(None, 0)
     with pytest.raises(UsageError):
         Reader().core.subscribe(["t"], 0)
+
+
+def test_a_consumer_goes_back_to_where_its_group_or_its_reading_stood() -> None:
+    reader = Reader(group="g", delivery="exactly_once")
+    core = reader.core
+    reader.batches[T0].append(batch_of(0, b"a", b"b", b"c", b"d"))
+    reader.fetch()
+    assert len(core.take(2, 0)) == 2
+    who, places = core.for_transaction(None)
+    assert (who.group, places[T0]) == ("g", CommittedOffset(2, 0))
+    core.saved_by_transaction({T0: CommittedOffset(2, 0)})
+    assert T0 not in core.for_transaction(None)[1], "it is saved"
+    assert len(core.take(2, 0)) == 2
+    core.rewind()
+    assert core.position(T0) is None, "the group is asked"
+    core.next_event(0.0)
+    assert core._starting is not None
+    core._starting.settle({T0: CommittedOffset(2)}, None)
+    assert core.position(T0) == 2
+    reader.fetch()
+    assert core.take(2, 0)[0].value == b"c"
+    core.rewind()
+    core.next_event(0.0)
+    core._starting.settle({}, None)  # the group has forgotten: where it was, or reading began
+    assert core.position(T0) == 2
+
+
+def test_what_was_let_go_unsaved_may_not_be_committed() -> None:
+    """Its new reader begins before it: what was made of it would count twice."""
+    reader = Reader(group="g", delivery="exactly_once")
+    core = reader.core
+    reader.batches[T0].append(batch_of(0, b"a"))
+    reader.batches[T1].append(batch_of(0, b"b"))
+    reader.fetch()
+    core.take(500, 0)
+    core._finish_all()
+    core.assign({T1: None}, 0)
+    with pytest.raises(MustAbortError, match="t-0"):
+        core.for_transaction(None)
+    core.rewind()
+    assert core.for_transaction(None)[1] == {}
+    assert core.fetcher.readers.keys() == {T1}
+
+
+def test_who_commits_by_himself_is_no_part_of_a_transaction() -> None:
+    with pytest.raises(UsageError, match="commits by itself"):
+        Reader(group="g").core.for_transaction(None)
+    with pytest.raises(UsageError, match="need a group"):
+        Reader().core.for_transaction(None)
+
+
+def test_a_position_behind_what_nobody_is_given_is_committed_too() -> None:
+    """The end of a transaction comes later than its records: the lag is to become 0."""
+    reader = Reader(group="g", isolation="read_committed", auto_commit_ms=None)
+    reader.batches[T0].append(batch_of(0, b"a"))
+    reader.fetch()
+    assert len(reader.core.take(500, 0)) == 1
+    assert reader.commit()[T0] == 1
+    marker = bytearray(
+        build_batch(
+            [NewRecord(b"\0\0\0\1", b"\0" * 6, 0)],
+            producer_id=1,
+            producer_epoch=0,
+            transactional=True,
+            control=True,
+        )
+    )
+    stamp(marker, 1, 0)
+    reader.batches[T0].append(marker)
+    reader.fetch()
+    assert reader.core.take(500, 0) == []
+    assert reader.commit()[T0] == 2

@@ -1,11 +1,12 @@
 """Transactions on real brokers, by all drivers and in both protocols (KIP-98, KIP-890).
 
-What a commit says is read back by another client; kills of the application are producers that are
-left where they stand. Runs with the marker `kafka`.
+What a commit says is read back by another client, through kills of those who coordinate. Runs with
+the marker `kafka`.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client import (
+    EndUnknownError,
     FencedError,
     MustAbortError,
     Outcome,
@@ -331,6 +333,58 @@ def test_a_member_that_was_put_out_commits_no_offsets(
             tx.commit()
         tx.abort()
     assert admin.group_offsets(group) == {}
+
+
+@pytest.mark.parametrize("driver", ["blocking", "asyncio"], indirect=True)
+def test_coordinators_and_leaders_are_killed(
+    driver: Driver, kafka: KafkaCluster, topic: str, name: str, admin: Any, protocol: int
+) -> None:
+    """Input is copied once, whoever is killed: twice who coordinates, once in a commit."""
+    source, group, bootstrap = f"{topic}-in", f"g-{topic}", kafka.bootstrap
+    admin.create_topic(source, 2)
+    with driver.producer(bootstrap) as plain:
+        for item in range(400):
+            plain.send(source, b"%03d" % item, partition=item % 2)
+    options = {"topics": [source], "group": group, "delivery": "exactly_once"}
+    killed: list[int] = []
+
+    def strike(producer: Any) -> None:
+        node = driver.unwrap(producer)._core.transactions._coordinator
+        killed.append(node)
+        kafka.signal(node, signal.SIGKILL)
+
+    def end(tx: Any) -> None:
+        for _ in range(10):
+            try:
+                tx.commit(20)
+            except EndUnknownError:
+                continue
+            except MustAbortError:
+                tx.abort()
+            return
+        raise AssertionError("no commit was told")
+
+    with (
+        driver.producer(bootstrap, transactional_id=name) as producer,
+        driver.consumer(bootstrap, **options) as consumer,
+    ):
+        rounds = idle = 0
+        while idle < 4:
+            tx = driver.begin(producer, consumer)
+            records = consumer.poll(2.0, 20)
+            idle, rounds = 0 if records else idle + 1, rounds + 1
+            for record in records:
+                tx.send(topic, record.value, partition=record.partition)
+            if rounds == 5:
+                strike(producer)
+            if rounds == 12:
+                kafka.heal(killed[-1])
+                strike(producer)
+            end(tx)
+    for node in killed:
+        kafka.heal(node)
+    found = Reader(driver, bootstrap, topic).read()
+    assert sorted(found) == [b"%03d" % item for item in range(400)]
 
 
 def test_what_may_not_be_is_said(driver: Driver, bootstrap: str, topic: str, name: str) -> None:

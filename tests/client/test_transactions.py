@@ -240,6 +240,26 @@ def test_positions_go_along_and_an_abort_takes_the_consumer_back(
     assert broker.commits == [], "nothing is committed beside the transactions"
 
 
+def test_a_fenced_producers_consumer_goes_back_for_the_next_one(
+    broker: FakeBroker, driver: Driver
+) -> None:
+    fill(broker)
+    with driver.producer(broker.address, **ID) as producer, consumer_of(driver, broker) as consumer:
+        tx = driver.begin(producer, consumer)
+        first: list[Any] = []
+        while not first:
+            first = consumer.poll(1.0, 3)
+        tx.send("t", b"made", partition=1)
+        broker.fault(ApiKey.END_TXN, "refuse", ErrorCode.PRODUCER_FENCED)
+        broker.fault(ApiKey.INIT_PRODUCER_ID, "refuse", ErrorCode.PRODUCER_FENCED)
+        with pytest.raises(FencedError):
+            tx.commit()
+        again: list[Any] = []
+        while len(again) < 3:
+            again += [record for record in consumer.poll(1.0, 3) if record.partition == 0]
+        assert values(again) == values(first) == [b"0", b"1", b"2"]
+
+
 def test_offsets_that_are_refused_doom_the_transaction(broker: FakeBroker, driver: Driver) -> None:
     with driver.producer(broker.address, **ID) as producer:
         tx = driver.begin(producer)

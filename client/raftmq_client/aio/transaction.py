@@ -22,6 +22,7 @@ from raftmq_client.errors import (
     EndUnknownError,
     MustAbortError,
     TimedOutError,
+    TransactionError,
 )
 from raftmq_client.serializers import K, V
 
@@ -157,7 +158,12 @@ class Transaction(Generic[K, V]):
         scope.check()
         if scope.consumer is not None and scope.is_open:
             await self.commit_offsets(scope.consumer)
-        await self._end(commit=True, timeout=timeout)
+        try:
+            await self._end(commit=True, timeout=timeout)
+        except TransactionError:
+            if scope.core.fatal is not None:
+                self._go_back()  # another producer may go on with them
+            raise
         for consumer, places in scope.committed():
             consumer._core.saved_by_transaction(places)
 

@@ -23,6 +23,7 @@ from raftmq_client.errors import (
     EndUnknownError,
     MustAbortError,
     TimedOutError,
+    TransactionError,
 )
 from raftmq_client.serializers import K, V
 
@@ -163,7 +164,12 @@ class Transaction(Generic[K, V]):
             consumer = scope.consumer if scope.is_open else None
         if consumer is not None:
             self.commit_offsets(consumer)
-        self._end(commit=True, timeout=timeout)
+        try:
+            self._end(commit=True, timeout=timeout)
+        except TransactionError:
+            if scope.core.fatal is not None:
+                self._go_back()  # another producer may go on with them
+            raise
         for source, places in scope.committed():
             with source._engine.lock:
                 source._core.saved_by_transaction(places)
