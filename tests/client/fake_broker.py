@@ -45,7 +45,7 @@ from raftmq.protocol.produce import (
     encode_produce_response,
 )
 from raftmq.records import check_batch, parse_header, stamp
-from tests.client.fake_transactions import Transactions
+from tests.client.fake_transactions import PRODUCER_ID, Transactions
 
 NODE_ID = 1
 CLUSTER_ID = "fake-cluster"
@@ -321,6 +321,10 @@ class FakeBroker(Transactions):
                     parts.append(ProducePartitionResponse(part.index, refused))
                     continue
                 assert part.records is not None
+                if self.is_outdated(request.transactional_id, parse_header(part.records)):
+                    code_of_old = ErrorCode.INVALID_PRODUCER_EPOCH
+                    parts.append(ProducePartitionResponse(part.index, code_of_old))
+                    continue
                 base = self._append(topic.name or "", part.index, part.records)
                 parts.append(ProducePartitionResponse(part.index, 0, base))
             topics.append(ProduceTopicResponse(topic.name, None, parts))
@@ -396,7 +400,7 @@ class FakeBroker(Transactions):
         name = decode_request(ApiKey.INIT_PRODUCER_ID, version, body).transactional_id
         if name is not None:
             epoch = -1 if code else self._epoch(name)
-            return Struct(error_code=code, producer_id=77, producer_epoch=epoch)
+            return Struct(error_code=code, producer_id=PRODUCER_ID, producer_epoch=epoch)
         self._producers += 1
         return Struct(error_code=code, producer_id=self._producers, producer_epoch=0)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct, decode_request
+from raftmq.records import BatchHeader
+
+PRODUCER_ID = 77
 
 
 class Transactions:
@@ -28,6 +31,13 @@ class Transactions:
         """As ApiVersions tells them."""
         level = self.transaction_version
         return [Struct(name="transaction.version", max_version_level=level, min_version_level=0)]
+
+    def is_outdated(self, transactional_id: str | None, header: BatchHeader) -> bool:
+        """Whether a batch has not the epoch of its transactional id."""
+        if transactional_id is None:
+            return False
+        known = PRODUCER_ID, self.epochs[transactional_id]
+        return (header.producer_id, header.producer_epoch) != known
 
     def _epoch(self, transactional_id: str) -> int:
         self.epochs[transactional_id] = self.epochs.get(transactional_id, -1) + 1
@@ -75,11 +85,15 @@ class Transactions:
         if code:
             return Struct(error_code=code, producer_id=-1, producer_epoch=-1)
         name, epoch = request.transactional_id, request.producer_epoch
+        self.epochs.setdefault(name, epoch)
         is_retry = version >= 5 and epoch == self.epochs[name] - 1
+        if request.producer_id != PRODUCER_ID or not (is_retry or epoch == self.epochs[name]):
+            code = ErrorCode.PRODUCER_FENCED
+            return Struct(error_code=code, producer_id=-1, producer_epoch=-1)
         if not is_retry:
             self.ends.append((epoch, request.committed))
             if version >= 5:
                 self._epoch(name)
         if version < 5:
             return Struct(error_code=0)
-        return Struct(error_code=0, producer_id=77, producer_epoch=self.epochs[name])
+        return Struct(error_code=0, producer_id=PRODUCER_ID, producer_epoch=self.epochs[name])

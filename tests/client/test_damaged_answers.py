@@ -32,7 +32,17 @@ from raftmq_client.core.assignors import decode_assignment
 from raftmq_client.core.build import build_client, build_consumer, build_producer
 from raftmq_client.core.call import Call
 from raftmq_client.core.client import ClientCore, Link
-from raftmq_client.errors import ClientError, CorruptAnswerError, Outcome
+from raftmq_client.core.group_admin import CommittedOffset
+from raftmq_client.core.group_requests import Identity
+from raftmq_client.core.producer import ProducerCore
+from raftmq_client.core.transactions import OffsetCommit, TransactionCore
+from raftmq_client.errors import (
+    ClientError,
+    CorruptAnswerError,
+    MustAbortError,
+    Outcome,
+    TransactionError,
+)
 from tests.client.drivers import Driver
 from tests.client.fake_broker import FakeBroker
 
@@ -223,6 +233,60 @@ def test_a_producer_outlives_damaged_answers(api: ApiKey, seed: int) -> None:
         assert all(is_over(call, world.now) for call in world.submitted)
     finally:
         world.close()
+
+
+TRANSACTIONAL = (
+    *PRODUCER,
+    ApiKey.FIND_COORDINATOR,
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    ApiKey.TXN_OFFSET_COMMIT,
+    ApiKey.END_TXN,
+)
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("api", TRANSACTIONAL, ids=lambda api: api.name.lower())
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS)
+def test_transactions_outlive_damaged_answers(api: ApiKey, protocol: int, seed: int) -> None:
+    """What is told as committed was decided so, whatever answers say."""
+    parts = build_producer("h:1", {"linger_ms": 0, "transactional_id": "x"})
+    world = DamagedWorld(parts.client, random.Random(seed), api)
+    world.broker.transaction_version = protocol
+    transactions = parts.core.transactions
+    assert transactions is not None
+    try:
+        for _ in range(4):
+            world.until(lambda: transactions.is_ready)
+            if transactions.fatal is not None:
+                break
+            decided = len(world.broker.ends)
+            if try_transaction(world, parts.core, transactions):
+                assert True in [commit for _, commit in world.broker.ends[decided:]]
+        assert all(is_over(call, world.now) for call in world.submitted)
+    finally:
+        world.close()
+
+
+def try_transaction(world: DamagedWorld, core: ProducerCore, transactions: TransactionCore) -> bool:
+    """Whether it was told as committed."""
+    transactions.check_begin()
+    transactions.begin(world.now)
+    try:
+        core.send("t", (None, b"x", 1, ()), 0, None, world.now)
+        places = {ONE: CommittedOffset(1)}
+        transactions.commit_offsets(OffsetCommit(Identity("g", -1, ""), places, world.now + 9_000))
+        ending = core.end_transaction(commit=True)
+        world.until(lambda: ending.is_done)
+        ending.result()
+    except MustAbortError:
+        ending = core.end_transaction(commit=False)
+        world.until(lambda: ending.is_done)
+        return False
+    except TransactionError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("api", MEMBER, ids=lambda api: api.name.lower())

@@ -14,7 +14,7 @@ from attrs import frozen
 from raftmq.protocol import ApiKey, Struct
 from raftmq.types import TopicPartition
 from raftmq_client.core.admin import Operation, Route, by_topic, check_named
-from raftmq_client.errors import check_code
+from raftmq_client.errors import CorruptAnswerError, check_code
 
 GROUP: Final = 0
 TRANSACTIONS: Final = 1
@@ -206,6 +206,8 @@ def coordinator_lookup(
         several = getattr(response, "coordinators", None)
         answer = several[0] if several else response
         check_code(answer.error_code, answer.error_message, about=f"coordinator of {name!r}")
+        if answer.node_id < 0:
+            raise CorruptAnswerError(f"coordinator of {name!r}: node {answer.node_id}")
         return answer.node_id, answer.host, answer.port
 
     return request, read

@@ -54,6 +54,7 @@ from raftmq_client.core.transaction_requests import (
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
+    CorruptAnswerError,
     EndUnknownError,
     FencedError,
     MustAbortError,
@@ -64,6 +65,7 @@ from raftmq_client.errors import (
 )
 
 LOG: Final = logging.getLogger("raftmq_client.transactions")
+_EPOCH_MAX: Final = 32767
 _TIMEOUT_MS_MAX: Final = 10_000.0
 _CONCURRENT_MS: Final = 20.0
 """The transaction before is not over yet on all partitions: that takes milliseconds."""
@@ -396,6 +398,12 @@ class TransactionCore:
                 self._ended()
         return None
 
+    def _take_identity(self, response: Any) -> None:
+        if response.producer_id < 0 or not 0 <= response.producer_epoch <= _EPOCH_MAX:
+            raise CorruptAnswerError(f"no producer id and epoch in an answer: {response}")
+        self.producer_id = response.producer_id
+        self.producer_epoch = response.producer_epoch
+
     # Requests.
 
     def _at_coordinator(self, make: Callable[[int], Call]) -> Call:
@@ -430,8 +438,7 @@ class TransactionCore:
 
         def answered(response: Any, _now: float) -> None:
             check_code(response.error_code, about=f"epoch of {self.transactional_id!r}")
-            self.producer_id = response.producer_id
-            self.producer_epoch = response.producer_epoch
+            self._take_identity(response)
             self._must_check = self._is_touched = self._is_unresolved = False
             if self.state is State.NEW:
                 self.state = State.READY
@@ -542,9 +549,11 @@ class TransactionCore:
 
         def answered(response: Any, _now: float) -> None:
             check_code(response.error_code, about=f"end of {self.transactional_id!r}")
-            if response.producer_id >= 0:
-                self.producer_id = response.producer_id
-                self.producer_epoch = response.producer_epoch
+            if self.protocol == Protocol.TWO:
+                before = self.producer_id, self.producer_epoch
+                if response.producer_id == before[0] and response.producer_epoch <= before[1]:
+                    raise CorruptAnswerError(f"an end that did not raise the epoch: {response}")
+                self._take_identity(response)
             self._ended()
 
         low, high = END_VERSIONS[self.protocol]
@@ -628,9 +637,10 @@ class TransactionCore:
                 self._group_coordinators.pop(group, None)
             else:
                 self._coordinator = None
-        backoff = self._backoff_ms * 2 ** min(self._failures, 8)
         if isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
-            backoff = _CONCURRENT_MS
+            self._not_before = now + _CONCURRENT_MS  # everyday life
+            return
+        backoff = self._backoff_ms * 2 ** min(self._failures, 8)
         self._failures += 1
         if self._failures == 5:
             LOG.warning(
