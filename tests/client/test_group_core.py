@@ -428,6 +428,19 @@ def test_a_coordinator_that_is_found_and_refuses_is_told_of_and_asked_ever_more_
     assert not member.core.waits_for
 
 
+def test_a_group_whose_coordinator_is_back_is_waited_for_no_longer() -> None:
+    member = Member().settle()
+    for _ in range(2):
+        call = member.due(3_000)
+        assert call.api == ApiKey.HEARTBEAT
+        member.say(call, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        member.now = member.core.deadline()
+        member.find()
+    assert "does not get on" in member.core.waits_for
+    member.say(member.due(3_000))
+    assert not member.core.waits_for
+
+
 def test_a_commit_carries_the_generation_and_outlives_its_coordinator() -> None:
     member = Member().settle()
     pending = member.core.commit({T0: CommittedOffset(9)}, member.now)

@@ -336,6 +336,8 @@ class GroupCore:
                 return
             self._failures = 0
             answered(response, now)
+            if self.state is MemberState.STABLE:
+                self._gets_on()
 
         return self._call(api, request, finish, timeout_ms)
 
@@ -509,12 +511,15 @@ class GroupCore:
         added, self._added = self._added, ()
         if self.is_cooperative:
             self.owned = (*self.owned, *added)
-        self.waits_for = ""
-        self._trouble.over("", f"group {self.group!r} gets on")
+        self._gets_on()
         _LOG.info("group %r, generation %d: assigned %s", self.group, self.generation, added)
         self.events.append(Assigned(added, committed, self.is_cooperative))
         self.state = MemberState.UNJOINED if self._must_rejoin else MemberState.STABLE
         self._must_rejoin = False
+
+    def _gets_on(self) -> None:
+        self.waits_for = ""
+        self._trouble.over("", f"group {self.group!r} gets on")
 
     def _look_up(self) -> Call:
         request, read = offset_fetch(self.group, self._added)
