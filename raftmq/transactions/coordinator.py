@@ -96,6 +96,8 @@ class _Request:
     answer: Promise[RowDone]
     waits: bool
     """It can only be for the transaction after one whose end is not complete."""
+    is_for_one: bool
+    """It is for the transaction that was the last one when it came, and for no later one."""
     tries_left: int = TRIES_MAX
     deadline: Deadline | None = field(default=None)
 
@@ -200,7 +202,12 @@ class TransactionCoordinator:
     def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, is_commit: bool, protocol: int
     ) -> Promise[ProducerResult]:
-        """Commit or abort; kept once that is decided. Markers are written after it."""
+        """Commit or abort; kept once that is decided. Markers are written after it.
+
+        Under protocol 1 it names the transaction that this node's image shows as it comes, and is
+        not made anew for another: a producer that gave it up may have begun the next one meanwhile.
+        Where the image was behind the producer is told CONCURRENT_TRANSACTIONS, and asks again.
+        """
 
         def make(known: Transaction | None) -> Row:
             return EndTransaction(
@@ -212,7 +219,8 @@ class TransactionCoordinator:
                 protocol=protocol,
             )
 
-        return self._credentials(transactional_id, make, waits=False)
+        is_for_one = protocol == 1
+        return self._credentials(transactional_id, make, waits=False, is_for_one=is_for_one)
 
     def has_group(self, transactional_id: str, producer_id: int, epoch: int, group: str) -> bool:
         """True when this node's image shows the group in the producer's running transaction."""
@@ -283,7 +291,12 @@ class TransactionCoordinator:
     # ---- rows ----
 
     def _credentials(
-        self, transactional_id: str, make: Callable[[Transaction | None], Row], *, waits: bool
+        self,
+        transactional_id: str,
+        make: Callable[[Transaction | None], Row],
+        *,
+        waits: bool,
+        is_for_one: bool = False,
     ) -> Promise[ProducerResult]:
         answer: Promise[ProducerResult] = Promise()
 
@@ -295,13 +308,18 @@ class TransactionCoordinator:
             else:
                 answer.resolve(ProducerResult(code))
 
-        self._ask(transactional_id, make, waits=waits).when_done(done)
+        self._ask(transactional_id, make, waits=waits, is_for_one=is_for_one).when_done(done)
         return answer
 
     def _ask(
-        self, transactional_id: str, make: Callable[[Transaction | None], Row], *, waits: bool
+        self,
+        transactional_id: str,
+        make: Callable[[Transaction | None], Row],
+        *,
+        waits: bool,
+        is_for_one: bool = False,
     ) -> Promise[RowDone]:
-        request = _Request(transactional_id, make, Promise(), waits)
+        request = _Request(transactional_id, make, Promise(), waits, is_for_one)
         self._try(request)
         return request.answer
 
@@ -316,7 +334,7 @@ class TransactionCoordinator:
         if outcome.error is not None:
             self._answer(request, outcome)
             return
-        if outcome.result().code != ErrorCode.CONCURRENT_TRANSACTIONS:
+        if request.is_for_one or outcome.result().code != ErrorCode.CONCURRENT_TRANSACTIONS:
             self._answer(request, outcome)
             return
         known = self._engine.image.transactions.get(request.transactional_id)

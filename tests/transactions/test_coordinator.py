@@ -129,10 +129,29 @@ def test_an_image_that_is_behind_is_found_out() -> None:
     world = World()
     who = begun(world)
     world.machine.row(world.machine.adding((A, 0)))
-    assert ended(world, who, is_commit=True) is ErrorCode.NONE
+    assert ended(world, who, is_commit=True) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert ended(world, who, is_commit=True) is ErrorCode.NONE, "clients ask again"
     known = world.engine.image.transactions.get(ID)
     assert known is not None
     assert known.state is TransactionState.PREPARE_COMMIT
+
+
+def test_a_late_end_never_ends_the_next_transaction() -> None:
+    """It is on its way while its producer, who gave it up, ends this one elsewhere and goes on."""
+    world = World()
+    who = begun(world)
+    added(world, who)
+    world.engine.is_prompt = False
+    late = world.coordinator.end(ID, *who, is_commit=True, protocol=1)
+    world.run(1)
+    world.machine.end(False)
+    world.machine.report_all()
+    world.machine.add((B, 0))
+    world.engine.is_prompt = True
+    world.engine.apply_all()
+    assert world.got(late).code is ErrorCode.CONCURRENT_TRANSACTIONS
+    known = world.machine.known()
+    assert (known.txn_seq, known.state) == (2, TransactionState.ONGOING)
 
 
 def test_an_end_may_be_asked_for_again() -> None:
