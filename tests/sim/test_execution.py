@@ -28,16 +28,10 @@ SEEDS_MAX = 16
 EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
-    "metadata/config_keys.py": "a table, made when it is imported",
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
-    "metadata/machine.py": "names such a command; none is ever written here",
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",
-    "node/status.py": "a page of the admin port",
-    "ports.py": "what the runtime promises",
-    "protocol/frames.py": "for clients with sockets",
-    "raft/messages.py": "values",
     "server/admin/http.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
