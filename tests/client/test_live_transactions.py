@@ -6,7 +6,11 @@ the marker `kafka`.
 
 from __future__ import annotations
 
+import os
+import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +32,7 @@ from raftmq_client.core.client import ClientCore
 from tests.client.drivers import Driver
 from tests.live.harness import wait_until
 from tests.live.kafka import KafkaCluster
+from tests.tree import PYTHONPATH, ROOT
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.kafka]
 
@@ -333,6 +338,58 @@ def test_a_member_that_was_put_out_commits_no_offsets(
             tx.commit()
         tx.abort()
     assert admin.group_offsets(group) == {}
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
+
+
+def worker(*words: str) -> list[str]:
+    return [sys.executable, "-m", "tests.client.transaction_worker", *words]
+
+
+@pytest.mark.parametrize("driver", ["blocking"], indirect=True)
+def test_an_application_is_killed_again_and_again(
+    driver: Driver, bootstrap: str, topic: str, reader: Reader, admin: Any, protocol: int
+) -> None:
+    """Wherever it is killed, its next life begins where the last commit stands."""
+    source = f"{topic}-in"
+    admin.create_topic(source, 2)
+    with driver.producer(bootstrap) as plain:
+        for item in range(400):
+            plain.send(source, b"%03d" % item, partition=item % 2)
+    draw = random.Random(protocol)
+    words = worker("copy", str(protocol), bootstrap, source, topic)
+    for life in range(6):
+        with subprocess.Popen(
+            words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            if life < 5:
+                for _ in range(draw.randrange(1, 8)):
+                    assert process.stdout.readline(), "it ended before it was killed"
+                time.sleep(draw.random() / 20)
+                process.kill()
+            else:
+                process.communicate(timeout=90)
+                assert process.returncode == 0
+    assert sorted(reader.read()) == [b"%03d" % item for item in range(400)]
+
+
+@pytest.mark.parametrize("driver", ["blocking"], indirect=True)
+@pytest.mark.parametrize("how", ["commit", "abort"])
+def test_another_process_ends_a_transaction_whose_own_is_gone(
+    driver: Driver, bootstrap: str, topic: str, name: str, reader: Reader, protocol: int, how: str
+) -> None:
+    with driver.producer(bootstrap, transactional_id=name) as producer:
+        tx = driver.begin(producer)
+        tx.send(topic, b"x", partition=0)
+        handle = producer.detach().to_json()
+    for _ in range(2):
+        subprocess.run(
+            worker("end", bootstrap, handle, how), cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60
+        )
+    expected = [b"x"] if how == "commit" else []
+    wait_until(lambda: reader.read() == expected, 20, "it is ended")
 
 
 @pytest.mark.parametrize("driver", ["blocking", "asyncio"], indirect=True)
