@@ -86,7 +86,8 @@ def apply_commits(
 ) -> tuple[MetadataImage, GroupDone | CommitsDone | Rejection]:
     """The next image, and what became of each commit; plain ones may be among them."""
     commits = command.commits if isinstance(command, CommitMany) else (command,)
-    draft = Draft(image, UNDATED)
+    times = [entry.timestamp_ms for commit in commits for entry in commit.offsets]
+    draft = Draft(image, max(times, default=UNDATED))
     codes = tuple(int(_commit(draft, commit)) for commit in commits)
     if isinstance(command, CommitMany):
         return draft.finish(), CommitsDone(codes)
@@ -102,7 +103,7 @@ def remove_partitions(
     keys = [(topic_id, number) for number in partitions]
     if not any(key in image.stakes_at for key in keys):
         return image
-    draft = Draft(MetadataImage(transactions=image), UNDATED)
+    draft = Draft(MetadataImage(transactions=image), None)
     for key in keys:
         stakes = draft.stakes_at.get(key, _NO_STAKES)
         for producer_id in sorted(stakes):
@@ -115,10 +116,11 @@ class Draft:
 
     Attributes:
         image: the one it began with; topics are read from it.
+        now_ms: the time, UNDATED where nobody can tell it; None: no producer or leader did this.
         ids: with the three maps below as in `TransactionsImage`.
     """
 
-    def __init__(self, image: MetadataImage, now_ms: int) -> None:
+    def __init__(self, image: MetadataImage, now_ms: int | None) -> None:
         known = image.transactions
         self.image = image
         self.now_ms = now_ms
@@ -155,9 +157,17 @@ class Draft:
             next_producer_id=self._next_producer_id,
         )
 
+    @property
+    def started_at_ms(self) -> int:
+        """When a transaction begins that does now."""
+        return UNDATED if self.now_ms is None else self.now_ms
+
     def put(self, after: Transaction) -> Transaction:
-        """Keep what became of an id, and when."""
-        changed_at_ms = max(after.changed_at_ms, self.now_ms)
+        """Keep what became of an id, and when: no clock makes that earlier than it was."""
+        changed_at_ms = after.changed_at_ms
+        if self.now_ms is not None:
+            is_dated = self.now_ms != UNDATED
+            changed_at_ms = max(changed_at_ms, self.now_ms) if is_dated else UNDATED
         if changed_at_ms != after.changed_at_ms:
             after = replace(after, changed_at_ms=changed_at_ms)
         self.ids[after.transactional_id] = after
@@ -345,7 +355,7 @@ def _joined(
         txn_seq=known.txn_seq + 1,
         state=TransactionState.ONGOING,
         protocol=protocol,
-        started_at_ms=draft.now_ms,
+        started_at_ms=draft.started_at_ms,
     )
 
 
@@ -419,7 +429,7 @@ def _end_second(draft: Draft, known: Transaction, row: EndTransaction) -> RowDon
         return _told(known, _USED_UP)
     running = replace(known, protocol=2)
     if known.state is not TransactionState.ONGOING:  # it aborts one that never began
-        running = replace(running, txn_seq=known.txn_seq + 1, started_at_ms=draft.now_ms)
+        running = replace(running, txn_seq=known.txn_seq + 1, started_at_ms=draft.started_at_ms)
     after = draft.decide(
         running,
         is_commit=row.is_commit,

@@ -617,7 +617,8 @@ def test_an_id_is_forgotten_unless_anything_happened_since() -> None:
     assert machine.code(_forgetting(machine)) is ErrorCode.INVALID_TXN_STATE
     machine.row(machine.ending(True), now_ms=60)
     assert machine.code(_forgetting(machine)) is ErrorCode.INVALID_TXN_STATE
-    machine.report_all()
+    machine.report(A, 0, now_ms=65)
+    assert machine.known().changed_at_ms == 65
     row = _forgetting(machine)
     for _ in range(2):
         done = machine.row(row, now_ms=70)
@@ -638,7 +639,30 @@ def test_an_undated_id_is_dated_before_it_ages() -> None:
     machine.row(row, now_ms=70)
     assert machine.known().changed_at_ms == 70
     assert machine.code(row, now_ms=99) is ErrorCode.INVALID_TXN_STATE
+    machine.row(machine.adding(groups=("g",)), now_ms=71)
+    machine.row(machine.ending(True))
+    assert machine.known().changed_at_ms == UNDATED, "it is not as old as the last date says"
+    machine.row(_forgetting(machine), now_ms=90)
     assert machine.row(_forgetting(machine)).producer_id == -1
+
+
+def test_a_deletion_makes_no_id_younger_and_none_undated() -> None:
+    machine = Transactions()
+    machine.row(InitProducer(transactional_id=ID, timeout_ms=1), now_ms=50)
+    machine.row(machine.adding((A, 0)), now_ms=51)
+    machine.row(machine.ending(True), now_ms=52)
+    machine.apply(DeleteTopics(topic_ids=(A,)))
+    assert machine.known().state is S.COMPLETE_COMMIT
+    assert machine.known().changed_at_ms == 52
+
+
+def test_a_commit_dates_what_it_begins() -> None:
+    machine = Transactions()
+    machine.row(InitProducer(transactional_id=ID, timeout_ms=1), now_ms=50)
+    command = machine.committing(7, protocol=2)
+    offsets = (msgspec.structs.replace(command.offsets[0], timestamp_ms=60),)
+    machine.apply(msgspec.structs.replace(command, offsets=offsets))
+    assert (machine.known().started_at_ms, machine.known().changed_at_ms) == (60, 60)
 
 
 # ---- rows together ----

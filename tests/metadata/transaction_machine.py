@@ -127,14 +127,20 @@ class Transactions(Machine):
             txn_seq=known.txn_seq,
         )
 
-    def report(self, topic: TopicId, number: int, ended: tuple[int, int] | None = None) -> None:
+    def report(
+        self,
+        topic: TopicId,
+        number: int,
+        ended: tuple[int, int] | None = None,
+        now_ms: int = UNDATED,
+    ) -> None:
         known = self.known()
         one = self.image.topic_by_id(topic)
         assert one is not None
         epoch = one.partitions[number].creation_epoch
         ended = ended or (known.marker[0], known.txn_seq)
         row = ReportMarkers(topic_id=topic, partition=number, creation_epoch=epoch, ended=(ended,))
-        assert self.code(row) is ErrorCode.NONE
+        assert self.code(row, now_ms) is ErrorCode.NONE
 
     def report_all(self) -> None:
         for topic, number in sorted(self.known().partitions, key=str):
