@@ -215,7 +215,7 @@ class TransactionCoordinator:
                 producer_id=producer_id,
                 epoch=epoch,
                 is_commit=is_commit,
-                txn_seq=known.txn_seq if protocol == 1 and known is not None else -1,
+                txn_seq=-1 if protocol == 2 else 0 if known is None else known.txn_seq,
                 protocol=protocol,
             )
 

@@ -136,6 +136,15 @@ def test_an_image_that_is_behind_is_found_out() -> None:
     assert known.state is TransactionState.PREPARE_COMMIT
 
 
+def test_an_end_at_a_node_that_does_not_know_the_id_yet_is_asked_for_again() -> None:
+    world = World()
+    world.machine.init()
+    world.machine.add((A, 0))
+    who = world.machine.known().credentials
+    assert ended(world, who, is_commit=True) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert ended(world, who, is_commit=True) is ErrorCode.NONE
+
+
 def test_a_late_end_never_ends_the_next_transaction() -> None:
     """It is on its way while its producer, who gave it up, ends this one elsewhere and goes on."""
     world = World()

@@ -241,7 +241,7 @@ def _commit(
                 broker.transactions.add_partitions(*who, protocol=2, groups=[request.group_id])
             )
             if code is not ErrorCode.NONE:
-                return dict.fromkeys(known, _commit_code(code, version))
+                return dict.fromkeys(known, commit_code(code, version))
     codes: Promise[tuple[ErrorCode, ...]] = broker.coordinator.commit(
         request.group_id,
         request.generation_id if is_named else -1,
@@ -253,17 +253,17 @@ def _commit(
         ),
     )
     result = yield from value_of(codes)
-    return {at: _commit_code(code, version) for at, code in zip(known, result, strict=True)}
+    return {at: commit_code(code, version) for at, code in zip(known, result, strict=True)}
 
 
-def _commit_code(code: ErrorCode, version: int) -> ErrorCode:
+def commit_code(code: ErrorCode, version: int) -> ErrorCode:
     """A code as clients take it in an answer to TxnOffsetCommit."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.INVALID_TXN_STATE and version >= _ABORTABLE_FROM:
         return ErrorCode.TRANSACTION_ABORTABLE
-    if code is ErrorCode.REBALANCE_IN_PROGRESS:
-        # Fatal to Java's producer; it is over in a moment.
+    if code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS):
+        # Over in a moment, but fatal to Java's producers, or to older ones of them.
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     if code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < _LOADING_FROM:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
