@@ -57,9 +57,10 @@ class TransactionExpiry:
         self._config = config
         self._earliest_now_ms = earliest_now_ms
         self._turn: Iterator[Transaction] | None = None
-        self._seen: dict[tuple[str, int], float] = {}
-        """When this controller first saw each running transaction, by (id, txn_seq)."""
-        self._seen_in_turn: dict[tuple[str, int], float] = {}
+        self._seen: dict[tuple[int, int], float] = {}
+        """When this controller first saw each running transaction, by (producer id, txn_seq): an id
+        that was forgotten counts its transactions from 1 again."""
+        self._seen_in_turn: dict[tuple[int, int], float] = {}
         self._under_way: set[str] = set()
         self.aborted_count = 0
         self.forgotten_count = 0
@@ -109,7 +110,7 @@ class TransactionExpiry:
 
     def _expired(self, known: Transaction) -> Row | None:
         now_ms = self._clock.monotonic_ms()
-        key = known.transactional_id, known.txn_seq
+        key = known.producer_id, known.txn_seq
         since_ms = self._seen_in_turn[key] = self._seen.get(key, now_ms)
         if now_ms - since_ms < known.timeout_ms:
             return None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from raftmq.errors import ErrorCode
+from raftmq.metadata.commands import UNDATED, ForgetId
 from raftmq.metadata.transactions import TransactionState
 from raftmq.transactions.coordinator import TransactionConfig
 from tests.metadata.transaction_machine import A
@@ -90,6 +93,33 @@ def test_the_time_of_the_next_transaction_is_its_own() -> None:
     assert world.machine.known().txn_seq == known.txn_seq + 1
     pass_time(world, 0)
     pass_time(world, 900)
+    assert state(world) is TransactionState.ONGOING
+
+
+def test_the_time_of_an_id_that_was_forgotten_is_not_that_of_its_namesake() -> None:
+    world = running()
+    pass_time(world, 900)
+    machine = world.machine
+    machine.row(machine.ending(is_commit=True))
+    machine.report_all()
+    known = machine.known()
+    forgotten = ForgetId(
+        transactional_id=ID,
+        producer_id=known.producer_id,
+        epoch=known.epoch,
+        txn_seq=known.txn_seq,
+        changed_at_ms=known.changed_at_ms,
+    )
+    if known.changed_at_ms == UNDATED:
+        machine.row(forgotten, now_ms=1)
+        forgotten = msgspec.structs.replace(forgotten, changed_at_ms=1)
+    machine.row(forgotten)
+    assert machine.image.transactions.get(ID) is None
+    machine.init()
+    machine.add((A, 0))
+    world.engine.show()
+    assert machine.known().txn_seq == 1
+    pass_time(world, 100)
     assert state(world) is TransactionState.ONGOING
 
 
