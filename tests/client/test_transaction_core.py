@@ -38,6 +38,7 @@ from raftmq_client.errors import (
     BrokerError,
     ClientError,
     ConnectionFailedError,
+    ConnectionLostError,
     FencedError,
     MustAbortError,
     Outcome,
@@ -244,6 +245,31 @@ def test_an_end_without_an_answer_is_asked_for_again(
     world.send(b"b")
     world.end(commit=True).result()
     assert world.visible() == ([b"a", b"b"] if commit else [b"b"])
+
+
+@pytest.mark.parametrize("api", [ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT], ids=str)
+def test_what_comes_late_reaches_no_later_transaction(world: World, api: ApiKey) -> None:
+    """KAFKA-17754: its answer was given up, and it arrives when the next one is open."""
+    late: list[Call] = []
+
+    def delay(_cluster: Cluster, call: Call, now: float) -> None:
+        late.append(call)
+        call.complete(None, ConnectionLostError("gone"), now)
+
+    world.begin()
+    world.send(b"a")
+    world.fate(api, delay)
+    world.offsets(5)
+    world.end(commit=True).result()
+    world.begin()
+    world.send(b"b")
+    world.offsets(9)
+    world.run()
+    world.cluster.serve(late[0])
+    assert world.visible() == [b"a"]
+    world.end(commit=True).result()
+    assert world.visible() == [b"a", b"b"]
+    assert world.cluster.committed == {"g": {TopicPartition("in", 0): 9}}
 
 
 def test_nobody_begins_while_a_commit_is_open_and_who_asks_again_hears(world: World) -> None:

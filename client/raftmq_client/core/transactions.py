@@ -5,8 +5,9 @@ producers of the same id, partitions (protocol 1) and groups are added before th
 EndTxn comes when all of it is acknowledged. An end without an answer is asked for again until one
 tells, and nobody may begin before that. Whether an old epoch means that the transaction took too
 long or that another producer took over, only InitProducerId with the old epoch tells (KIP-360).
-After an abort that leaves it open what brokers hold, protocol 1 raises the epoch; protocol 2 does
-so at every end (KIP-890). Never reads a clock; `ProducerCore` owns records and batches.
+Where a request or answer was lost, protocol 1 raises the epoch before the next transaction, so that
+nothing late gets into it (KAFKA-17754); protocol 2 does so at every end (KIP-890). Never reads a
+clock; `ProducerCore` owns records and batches.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ class TransactionCore:
     @property
     def is_ready(self) -> bool:
         """True when `begin` goes through, or raises at once."""
-        return self.state is State.READY or self.fatal is not None
+        is_ready = self.state is State.READY and not self._must_check
+        return is_ready or self.fatal is not None
 
     def check_begin(self) -> None:
         """Refuse to begin where waiting would not help.
@@ -686,7 +688,8 @@ class TransactionCore:
             cause = error
             error = TransactionError(f"the producer is over: {cause}", outcome=cause.outcome)
             error.__cause__ = cause
-        if self._is_end_lost and self._ending is not None and self._ending.commit:
+        ending = self._ending
+        if self._is_end_lost and ending is not None and ending.commit and not ending.is_done:
             error.outcome = Outcome.UNKNOWN
         LOG.error("producer of %r: %s", self.transactional_id, ascii(str(error)))
         self.fatal = self.drop = error
@@ -705,6 +708,8 @@ class TransactionCore:
         assert self._ending is not None
         self.state = State.READY
         self.doom = self._end_call = None
+        # Under protocol 1 what was lost may come late, in the next one: a new epoch keeps it out.
+        self._must_check = self._is_unresolved and self.protocol == Protocol.ONE
         self._is_touched = self._is_unresolved = False
         self._added.clear()
         self._wanted.clear()
