@@ -451,7 +451,7 @@ def keys(as_json: AsJson = False) -> None:
 def _load_file(file: Path, text: str, environment: dict[str, str]) -> NodeConfig:
     from raftmq.config import ConfigError
     from raftmq.errors import KafkaError
-    from raftmq.metadata.topic_configs import check_static_configs
+    from raftmq.metadata.configs import check_static_configs
 
     try:
         config = load_config(text, environment=environment)

@@ -60,10 +60,10 @@ from raftmq.metadata.commands import (
     UnfenceBroker,
     VotersReport,
 )
+from raftmq.metadata.configs import broker_value
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.topic_configs import broker_value
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId

@@ -17,8 +17,7 @@ from raftmq.controller.placement import Candidate, Load, Replicas, place
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ConfigResource, NewPartitions, NewTopic
 from raftmq.metadata.commands import ConfigChange, PartitionAddition, TopicCreation
-from raftmq.metadata.image import MetadataImage, TopicImage
-from raftmq.metadata.topic_configs import (
+from raftmq.metadata.configs import (
     BROKER_KEYS,
     TOPIC_KEYS,
     apply_operations,
@@ -27,6 +26,7 @@ from raftmq.metadata.topic_configs import (
     check_topic_configs,
     effective_topic_configs,
 )
+from raftmq.metadata.image import MetadataImage, TopicImage
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 
 NAME_LENGTH_MAX: Final = 249

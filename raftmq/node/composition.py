@@ -29,6 +29,7 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.commands import Endpoint, FeatureUpdate
+from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.features import (
     FORMATS,
@@ -40,7 +41,6 @@ from raftmq.metadata.formation import Formation
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Environment
 from raftmq.node.events import Events

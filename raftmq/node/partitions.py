@@ -38,8 +38,8 @@ from raftmq.errors import ErrorCode, KafkaError, RaftmqError
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import CATCH_UP_RATE
+from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.image import MetadataImage, partition_target
-from raftmq.metadata.topic_configs import broker_value, effective_topic_configs
 from raftmq.node.data_plane import DataPlane
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry

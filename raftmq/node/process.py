@@ -23,8 +23,8 @@ from attrs import frozen
 from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
+from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.machine import AHEAD
-from raftmq.metadata.topic_configs import check_static_configs
 from raftmq.node.loop_watch import watch_collections
 from raftmq.node.node import Node
 from raftmq.ports import DiskError

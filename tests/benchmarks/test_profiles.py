@@ -12,7 +12,7 @@ import pytest
 
 from jepsen_like.live.cluster import free_ports
 from raftmq.config import NodeConfig, load_config
-from raftmq.metadata.topic_configs import check_static_configs
+from raftmq.metadata.configs import check_static_configs
 from tests.live.harness import wait_until
 
 ROOT = Path(__file__).parents[2]

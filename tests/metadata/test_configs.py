@@ -11,8 +11,7 @@ from raftmq.config import KAFKA_FILE_KEYS, NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import AlterConfigs, ConfigChange, CreateTopics
 from raftmq.metadata.config_keys import BROKER_KEYS, TOPIC_KEYS, ConfigSource, ConfigType
-from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.topic_configs import (
+from raftmq.metadata.configs import (
     APPEND,
     DELETE,
     SET,
@@ -29,6 +28,7 @@ from raftmq.metadata.topic_configs import (
     describe_topic,
     effective_topic_configs,
 )
+from raftmq.metadata.image import MetadataImage
 from tests.metadata.metadata_commands import Machine, creation, node
 
 KAFKA_TOPIC_CONFIGS = [

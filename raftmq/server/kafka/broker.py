@@ -24,9 +24,9 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.metadata.commands import AllocateProducerIds, ProducerIds
+from raftmq.metadata.configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from raftmq.metadata.topic_configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry
 from raftmq.ports import Buggify, Clock, Random

@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, for topics and brokers.
 
 What a value means, where it comes from and whether it may be set is decided by
-`metadata/topic_configs.py` and the controller; here are only Kafka's shapes and its rules about
+`metadata/configs.py` and the controller; here are only Kafka's shapes and its rules about
 resources.
 """
 
@@ -16,8 +16,8 @@ from raftmq.metadata.broker_messages import (
     ConfigResource,
     Outcome,
 )
+from raftmq.metadata.configs import ConfigEntry, describe_broker, describe_topic
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.topic_configs import ConfigEntry, describe_broker, describe_topic
 from raftmq.promise import Promise
 from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
