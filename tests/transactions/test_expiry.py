@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import UNDATED, ForgetId
+from raftmq.metadata.commands import UNDATED, ForgetId, InitProducer
 from raftmq.metadata.transactions import TransactionState
 from raftmq.transactions.coordinator import TransactionConfig
 from tests.metadata.transaction_machine import A
@@ -115,7 +115,7 @@ def test_the_time_of_an_id_that_was_forgotten_is_not_that_of_its_namesake() -> N
         forgotten = msgspec.structs.replace(forgotten, changed_at_ms=1)
     machine.row(forgotten)
     assert machine.image.transactions.get(ID) is None
-    machine.init()
+    machine.row(InitProducer(transactional_id=ID, timeout_ms=1_000))
     machine.add((A, 0))
     world.engine.show()
     assert machine.known().txn_seq == 1
