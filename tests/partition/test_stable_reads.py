@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import attrs
 import pytest
@@ -18,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepsen_like.disk import SimDisk
-from raftmq.log.aborted import Aborted
+from raftmq.log.aborted import Aborted, AbortedTransactions
 from raftmq.log.log_start import LogStart
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.segment import Segment
+from raftmq.log.segments import Segments
 from raftmq.partition.producer_state import ProducerCheckpoints, ProducerStateTable
 from raftmq.partition.producers import PartitionProducers
 from raftmq.records import Marker, NewRecord, build_batch, build_marker, parse_header
@@ -29,6 +32,7 @@ from tests.log.helpers import elect, flush, open_log, sim_disk
 from tests.partition.fake_replica import FakeClock
 
 FOLDER = "data/a-0"
+STATE = "raftmq.partition.producer_state"
 PRODUCERS = {1: 1, 2: 1, 3: 2, 4: 2}
 """Protocols by producer id."""
 
@@ -343,3 +347,79 @@ def test_longer_logs(seed: int) -> None:
     world = play(seed, 400, without=("install",) if seed % 2 else ())
     assert world.asked > 30
     assert world.found > 10
+
+
+# ---- bugs planted on purpose, each of which must be found ----
+
+_settle = ProducerStateTable.settle
+_encoding = ProducerStateTable.encoding
+_copy = ProducerStateTable.copy
+
+
+def _settle_all(table: ProducerStateTable, _high_watermark: Offset) -> None:
+    """The last stable offset passes markers that are only appended."""
+    _settle(table, Offset(1 << 40))
+
+
+def _encode_without_open(table: ProducerStateTable, *args: Any, **named: Any) -> Any:
+    """A log start does not carry what is open."""
+    closed = _copy(table)
+    closed._open.clear()
+    return _encoding(closed, *args, **named)
+
+
+def _copy_without_ended(table: ProducerStateTable) -> ProducerStateTable:
+    """After a truncation nobody knows whose markers are not committed."""
+    copy = _copy(table)
+    copy._ended.clear()
+    return copy
+
+
+def _open_whatever(recovery: Any, kept: list[Segment]) -> None:
+    """An index may say more than its segment holds after a crash."""
+    for segment in kept:
+        segment.aborted.open()
+
+
+def _keep_after_cut(_segments: Segments, _segment: Segment, _offset: int) -> None:
+    """An index goes on to say what was cut off."""
+
+
+def _reach_anything(self: AbortedTransactions, start: int, end: int, found: Any) -> None:
+    """What is told after a gap closes it."""
+    for segment in self._segments.all:
+        if segment.end_offset > start and segment.base_offset < end:
+            segment.aborted.covered = max(segment.aborted.covered, start)
+    _take_one(self, start, end, found)
+
+
+_take_one = AbortedTransactions._take_one
+
+PLANTED: dict[str, tuple[str, object]] = {
+    "appended markers count": (f"{STATE}.ProducerStateTable.settle", _settle_all),
+    "a log start without what is open": (
+        f"{STATE}.ProducerStateTable.encoding",
+        _encode_without_open,
+    ),
+    "a copy without what ended": (f"{STATE}.ProducerStateTable.copy", _copy_without_ended),
+    "an index ahead of its log": (
+        "raftmq.log.recovery._Recovery._open_aborted",
+        _open_whatever,
+    ),
+    "an index that is not cut": ("raftmq.log.segments.Segments._cut_aborted", _keep_after_cut),
+    "a gap that is forgotten": (
+        "raftmq.log.aborted.AbortedTransactions._take_one",
+        _reach_anything,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bugs_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[name])
+    for seed in range(300):
+        try:
+            play(seed, 80)
+        except AssertionError:
+            return
+    pytest.fail("not found")
