@@ -13,6 +13,7 @@ _KINDS: Final = (
     ("topics/*/partition-*/*.log", 6),
     ("topics/*/partition-*/*.index", 1),
     ("topics/*/partition-*/*.timeindex", 1),
+    ("topics/*/partition-*/*.txnindex", 1),
     ("topics/*/partition-*/bare.entries", 1),
     ("meta/**/*.log", 1),
     ("state.journal", 1),
