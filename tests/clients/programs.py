@@ -8,7 +8,8 @@
         {"offset"} or {"error"}, a line for a line
 
 Both end with code 1 and a word on stderr when they cannot go on. The package managers of the
-languages fetch the clients, at versions that Debian's own Go (1.19) and Node.js (18) take.
+languages fetch the clients, at versions that Debian's own Go (1.19) and Node.js (18) take; but
+franz-go's transactions (`franz/`) are of its newest version, which needs the newest Go.
 """
 
 from __future__ import annotations
@@ -69,6 +70,18 @@ def kafka_command() -> list[str]:
 def _java() -> tuple[list[str], dict[str, str]]:
     need("javac")
     return [*kafka_command(), str(HERE / "java" / "Client.java"), "java"], {}
+
+
+def transactions_program(name: str) -> list[str]:
+    """The program of `transactional.py` for "java" or "franz"; skips where a tool is missing."""
+    if name == "java":
+        need("javac")
+        return [*kafka_command(), str(HERE / "java" / "Transactions.java")]
+    folder = _cache() / "raftmq-clients"
+    with _alone(folder):
+        made = str(folder / "franz-transactions")
+        _make(need("go"), "build", "-o", made, ".", folder=HERE / "franz")
+    return [made]
 
 
 def _go(name: str) -> tuple[list[str], dict[str, str]]:
