@@ -41,7 +41,7 @@ from raftmq.node.metrics.exposition import COLLECTORS, Exposition, write
 from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.node import SERVER
 from raftmq.node.metrics.partitions import PARTITIONS
-from raftmq.server.kafka.metrics import ServerMetrics
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.types import TopicPartition
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic
@@ -222,7 +222,7 @@ class FakeNode:
             counts[name.topic] = TopicCounts()
             counts[name.topic].messages_in = number
         self.partitions = SimpleNamespace(rows=lambda: rows, topic_counts=counts)
-        self.broker = SimpleNamespace(metrics=ServerMetrics())
+        self.broker = SimpleNamespace(metrics=ServerCounts())
         assigned = SimpleNamespace(replicas=(1, 2, 3, 4))
         image = SimpleNamespace(partition=lambda name: assigned if name.topic == "t0001" else None)
         self.engine = SimpleNamespace(image=image)

@@ -33,10 +33,10 @@ from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.runtime.threads import WorkerPool
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.limits import TokenBucket
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.work import WorkScheduler, gather
 from raftmq.transactions.coordinator import TransactionCoordinator
@@ -237,7 +237,7 @@ class Broker:
         self.drains = drains
         """The engine of this node's replicas."""
         self._hand_over = hand_over
-        self.metrics = ServerMetrics()
+        self.metrics = ServerCounts()
         self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_cache = MetadataCache()
         self.scheduler = WorkScheduler(deadlines)

@@ -37,9 +37,9 @@ from raftmq.runtime.loop import (
     LoopBudget,
 )
 from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, LowWater
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.elections import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import ReplyBatch, ReplyQueue, Slot, SpanTruncatedError
 from raftmq.server.kafka.request_memory import PartialFrame, RequestMemory
@@ -92,7 +92,7 @@ class Shared:
         self,
         begin: Begin,
         limits: Limits,
-        metrics: ServerMetrics,
+        metrics: ServerCounts,
         batch: ReplyBatch,
         memory: RequestMemory,
         budget: LoopBudget,

@@ -39,6 +39,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
+from raftmq.server.kafka.counts import ApiCounts, EncodedAnswer
 from raftmq.server.kafka.handlers import (
     cluster,
     configs,
@@ -52,7 +53,6 @@ from raftmq.server.kafka.handlers import (
     transactions,
 )
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
-from raftmq.server.kafka.metrics import ApiMetrics, EncodedAnswer
 from raftmq.server.kafka.replies import Pieces, Slot
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import HANG_UP, TURN_PARTITIONS, Abandonable, HangUp, Work, value_of
@@ -164,7 +164,7 @@ class Dispatcher:
         self._elements_max = broker.config.request_elements_max
         self._produce_elements_max = min(self._elements_max, broker.config.produce_elements_max)
         names = {key: key.name.lower() for key in ANNOUNCED}
-        self._metrics: dict[int, ApiMetrics] = {
+        self._metrics: dict[int, ApiCounts] = {
             key: broker.metrics.api(name) for key, name in names.items()
         }
 
@@ -246,7 +246,7 @@ class Dispatcher:
         body: memoryview,
         slot: Slot,
         connection: Connection,
-        metrics: ApiMetrics,
+        metrics: ApiCounts,
     ) -> None:
         api_key, version = context.api_key, context.api_version
         handler = self._handlers.get(api_key)  # type: ignore[call-overload]  # an int is its ApiKey
@@ -281,7 +281,7 @@ class Dispatcher:
         context: RequestContext,
         body: memoryview,
         handler: Handler,
-        metrics: ApiMetrics,
+        metrics: ApiCounts,
     ) -> Work[bytes | HangUp]:
         """Decode, answer and encode a request that may be about much, in short turns."""
         api_key, version = context.api_key, context.api_version
@@ -299,11 +299,11 @@ class Dispatcher:
         yield from _count_errors(metrics, response)
         return (yield from encode_response_slowly(api_key, version, response))
 
-    def observe(self, metrics: ApiMetrics, started_ms: float) -> None:
+    def observe(self, metrics: ApiCounts, started_ms: float) -> None:
         """Count a request that began at that time and is answered now."""
         metrics.observe((self.now_ms() - started_ms) / 1e3)
 
-    def metrics_of(self, api_key: int) -> ApiMetrics:
+    def metrics_of(self, api_key: int) -> ApiCounts:
         """The counts of an API that is announced."""
         return self._metrics[api_key]
 
@@ -389,7 +389,7 @@ class _PendingRequest:
         self._observe()
 
     @property
-    def _metrics(self) -> ApiMetrics:
+    def _metrics(self) -> ApiCounts:
         return self._dispatcher.metrics_of(self._context.api_key)
 
     def _observe(self) -> None:
@@ -401,8 +401,8 @@ class _PendingRequest:
         self._slot.fail()
 
 
-def _count_errors(metrics: ApiMetrics, answer: Struct | Mapping[str, Any]) -> Work[None]:
-    """As `ApiMetrics.count_errors`, in short turns."""
+def _count_errors(metrics: ApiCounts, answer: Struct | Mapping[str, Any]) -> Work[None]:
+    """As `ApiCounts.count_errors`, in short turns."""
     waiting: list[Iterator[Any]] = [iter((answer,))]
     count = 0
     while waiting:

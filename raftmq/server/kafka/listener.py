@@ -20,8 +20,8 @@ import trio
 from raftmq.logs import RateLimitedLog
 from raftmq.runtime.loop import LoopBudget
 from raftmq.server.kafka.connection import Begin, Connection, Shared
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits, TokenBucket, canonical_host
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Drains, ReplyBatch
 from raftmq.server.kafka.request_memory import RequestMemory
 
@@ -69,7 +69,7 @@ class ClientPort:
         self,
         begin: Begin,
         limits: Limits,
-        metrics: ServerMetrics,
+        metrics: ServerCounts,
         *,
         drains: Drains,
         memory: RequestMemory,

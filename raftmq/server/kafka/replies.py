@@ -32,8 +32,8 @@ from raftmq.errors import RaftmqError
 from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, File, Span
 from raftmq.runtime.loop import Parker
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.request_memory import RequestMemory
 from raftmq.types import Buffer
 
@@ -209,7 +209,7 @@ class ReplyQueue:
         sock: socket.socket,
         limits: Limits,
         memory: RequestMemory,
-        metrics: ServerMetrics,
+        metrics: ServerCounts,
         connection: ReplyConnection,
         batch: ReplyBatch,
     ) -> None:

@@ -9,9 +9,9 @@ import trio
 
 from raftmq.runtime.loop import LoopBudget
 from raftmq.server.kafka.connection import Begin
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.request_memory import RequestMemory
 
 
@@ -31,7 +31,7 @@ class NoReplicas:
 def client_port(
     begin: Begin,
     limits: Limits,
-    metrics: ServerMetrics,
+    metrics: ServerCounts,
     *,
     pause: Callable[[float], Awaitable[None]] = trio.sleep,
 ) -> ClientPort:

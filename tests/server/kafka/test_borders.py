@@ -18,10 +18,10 @@ from structlog.testing import capture_logs
 
 from raftmq import logs as raftmq_logs
 from raftmq.server.kafka.connection import Connection, Shared
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.handlers.fetch import ParkedFetch, Reading
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.request_memory import RequestMemory
 from tests.server.kafka.ports import client_port
@@ -58,7 +58,7 @@ def logs() -> Iterator[list[Any]]:
         yield lines
 
 
-def assert_told_once(logs: list[Any], metrics: ServerMetrics) -> None:
+def assert_told_once(logs: list[Any], metrics: ServerCounts) -> None:
     (line,) = [line for line in logs if line["log_level"] == "error"]
     assert "Planted(" in line["why"]
     assert isinstance(line["exc_info"], Planted), "with its traceback"
@@ -177,7 +177,7 @@ class Sweeps:
 
 @asynccontextmanager
 async def listening(sweeps: Sweeps) -> AsyncIterator[tuple[ClientPort, int]]:
-    port = client_port(begin, Limits(), ServerMetrics(), pause=sweeps.pause)
+    port = client_port(begin, Limits(), ServerCounts(), pause=sweeps.pause)
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)

@@ -21,8 +21,8 @@ from raftmq.log.model import FileSpan
 from raftmq.ports import DiskError, File
 from raftmq.runtime.disk import RealDisk
 from raftmq.server.kafka.connection import SCRATCH_BYTES, Connection, Shared
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Pieces, ReplyQueue, Slot
 from tests.server.kafka.ports import client_port
 
@@ -97,7 +97,7 @@ async def connected(broker: FakeBroker, limits: Limits | None = None) -> AsyncIt
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    port = client_port(broker.begin, limits or Limits(), ServerMetrics())
+    port = client_port(broker.begin, limits or Limits(), ServerCounts())
     shared = port.shared
     served = trio.Event()
     sock = trio.socket.from_stdlib_socket(theirs)

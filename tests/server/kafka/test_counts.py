@@ -9,7 +9,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
 from raftmq.records import NewRecord, build_batch
-from raftmq.server.kafka.metrics import ApiMetrics
+from raftmq.server.kafka.counts import ApiCounts
 from tests.server.kafka.world import World
 
 
@@ -36,7 +36,7 @@ def batch(count: int = 1) -> bytearray:
     ],
 )
 def test_error_codes_are_found_wherever_they_stand(answer: Any, errors: dict[str, int]) -> None:
-    counts = ApiMetrics()
+    counts = ApiCounts()
     counts.count_errors(answer)
     assert counts.errors == errors
 

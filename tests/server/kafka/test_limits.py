@@ -34,6 +34,7 @@ from raftmq.node.process import (
     replicas_room,
 )
 from raftmq.protocol import ApiKey
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.limits import Limits, canonical_host, resolve_overrides
 from raftmq.server.kafka.listener import (
@@ -41,7 +42,6 @@ from raftmq.server.kafka.listener import (
     LOCAL_SEND_BYTES,
     open_listen_socket,
 )
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 from tests.server.kafka.ports import client_port
 from tests.server.kafka.world import World
@@ -129,7 +129,7 @@ def test_elements_are_counted() -> None:
 async def test_who_comes_too_many_is_told_once_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines()
     monkeypatch.setattr("raftmq.server.kafka.listener._log", RateLimitedLog(lines))
-    port = client_port(lambda *_: None, Limits(connections_max=1), ServerMetrics())
+    port = client_port(lambda *_: None, Limits(connections_max=1), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)
@@ -151,7 +151,7 @@ async def test_who_comes_too_many_is_told_once_a_while(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("room", [1_000, 1], ids=["accepted", "refused"])
 async def test_a_storm_of_connections_leaves_room_for_others(room: int) -> None:
     """They are taken, or refused, a few at a time: another task has its turns meanwhile."""
-    port = client_port(lambda *_: None, Limits(connections_max=room), ServerMetrics())
+    port = client_port(lambda *_: None, Limits(connections_max=room), ServerCounts())
     metrics = port.metrics
     sock = open_listen_socket("127.0.0.1", 0)
     count = 300
@@ -176,7 +176,7 @@ async def test_a_storm_of_connections_leaves_room_for_others(room: int) -> None:
 
 @pytest.mark.parametrize(("configured", "expected"), [(0, LOCAL_SEND_BYTES), (200_000, 200_000)])
 async def test_clients_of_this_machine_get_a_small_buffer(configured: int, expected: int) -> None:
-    port = client_port(lambda *_: None, Limits(socket_send_bytes=configured), ServerMetrics())
+    port = client_port(lambda *_: None, Limits(socket_send_bytes=configured), ServerCounts())
     with open_listen_socket("127.0.0.1", 0) as listening:
         client = socket.create_connection(listening.getsockname())
         server, _ = listening.accept()
@@ -250,7 +250,7 @@ async def call_from(host: str, port: int) -> trio.SocketStream:
     return trio.SocketStream(stream)
 
 
-async def until_counted(metrics: ServerMetrics, accepted: int, refused: int) -> None:
+async def until_counted(metrics: ServerCounts, accepted: int, refused: int) -> None:
     with trio.fail_after(5):
         while (metrics.connections_accepted, metrics.connections_refused) != (accepted, refused):
             await trio.lowlevel.checkpoint()
@@ -260,7 +260,7 @@ async def test_single_addresses_have_their_own() -> None:
     overrides = resolve_overrides("127.0.0.1:3, ::ffff:127.0.0.2:0,127.0.0.3:1, localhost:2")
     assert overrides["127.0.0.1"] == 2, "what is said last, by any name of it"
     limits = Limits(connections_per_ip_max=1, connections_per_ip_overrides=overrides)
-    port = client_port(lambda *_: None, limits, ServerMetrics())
+    port = client_port(lambda *_: None, limits, ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     async with trio.open_nursery() as nursery:
@@ -287,7 +287,7 @@ async def test_single_addresses_have_their_own() -> None:
 async def test_an_override_needs_no_number_for_all() -> None:
     overrides = resolve_overrides("127.0.0.2:0")
     limits = Limits(connections_per_ip_overrides=overrides)
-    port = client_port(lambda *_: None, limits, ServerMetrics())
+    port = client_port(lambda *_: None, limits, ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     async with trio.open_nursery() as nursery:
@@ -320,7 +320,7 @@ def test_a_name_without_an_address_is_said() -> None:
 
 
 async def test_one_address_has_so_many_connections() -> None:
-    port = client_port(lambda *_: None, Limits(connections_per_ip_max=2), ServerMetrics())
+    port = client_port(lambda *_: None, Limits(connections_per_ip_max=2), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     call = partial(call_from, port=number)
@@ -353,7 +353,7 @@ async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "raftmq.server.kafka.listener.resource.getrlimit", lambda _kind: (least + reserved, -1)
     )
-    port = client_port(lambda *_: None, Limits(descriptors_reserved=reserved), ServerMetrics())
+    port = client_port(lambda *_: None, Limits(descriptors_reserved=reserved), ServerCounts())
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)
         streams = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(20)]
@@ -370,7 +370,7 @@ async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.Monk
 
 
 async def test_connections_are_taken_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = client_port(lambda *_: None, Limits(connection_creation_rate_max=5), ServerMetrics())
+    port = client_port(lambda *_: None, Limits(connection_creation_rate_max=5), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     async with trio.open_nursery() as nursery:

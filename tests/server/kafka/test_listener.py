@@ -17,9 +17,9 @@ from raftmq.partition.parked import Deadlines
 from raftmq.runtime.loop import run_deadlines
 from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.connection import Connection
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, open_listen_socket
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import ReplyBatch, Slot
 from tests.partition.fake_replica import FakeClock
 from tests.server.kafka.ports import NoReplicas, client_port
@@ -32,7 +32,7 @@ def begin(frame: memoryview, slot: Slot, _connection: Connection) -> None:
 
 @asynccontextmanager
 async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[ClientPort, int]]:
-    port = client_port(begin, limits or Limits(), ServerMetrics())
+    port = client_port(begin, limits or Limits(), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, sock)
@@ -107,7 +107,7 @@ class Scarce:
 
 async def test_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftmq.server.kafka.listener.ACCEPT_RETRY_S", 0.001)
-    port = client_port(begin, Limits(), ServerMetrics())
+    port = client_port(begin, Limits(), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     scarce = Scarce(sock)
     async with port.served() as nursery:
@@ -238,7 +238,7 @@ async def test_a_port_that_drains_answers_what_it_began_and_hangs_up_cleanly() -
     def hold(_frame: memoryview, slot: Slot, _connection: Connection) -> None:
         held.append(slot)
 
-    port = client_port(hold, Limits(pipeline_depth_max=2), ServerMetrics())
+    port = client_port(hold, Limits(pipeline_depth_max=2), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     request = struct.pack(">ihhi", 8, 3, 0, 7)

@@ -19,9 +19,9 @@ from raftmq.log.prefetch import warm
 from raftmq.ports import File
 from raftmq.runtime.disk import RealDisk
 from raftmq.server.kafka.connection import TURN_FRAMES_MAX, Connection
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.replies import Pieces, Slot
 from tests.server.kafka.ports import client_port
 from tests.server.kafka.test_readiness import request
@@ -147,7 +147,7 @@ async def test_clients_that_do_anything(
     (tmp_path / "segment").write_bytes(bytes(200_000))
     file = RealDisk().open(str(tmp_path / "segment"))
     server = Server(random, file)
-    port = client_port(server.begin, LIMITS, ServerMetrics())
+    port = client_port(server.begin, LIMITS, ServerCounts())
     clients: list[Client] = []
     async with port.served() as nursery:
         for _ in range(CLIENTS):
@@ -201,7 +201,7 @@ async def test_requests_are_begun_though_an_answer_took_their_room_meanwhile() -
         if len(slots) == TURN_FRAMES_MAX:
             nursery.start_soon(settle_late)
 
-    port = client_port(begin, limits, ServerMetrics())
+    port = client_port(begin, limits, ServerCounts())
     async with port.served() as nursery:
         for _ in range(30):  # which task is first in a pass is left to chance
             slots.clear()

@@ -15,9 +15,9 @@ from attrs import define, field
 
 from raftmq.runtime.loop import PASS_COST_MAX, RECEIVE_COST, LoopBudget
 from raftmq.server.kafka.connection import Connection
+from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.metrics import ServerMetrics
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import Slot
 from tests.server.kafka.ports import client_port
@@ -91,7 +91,7 @@ class Callers:
 @asynccontextmanager
 async def callers(count: int, limits: Limits | None = None) -> AsyncIterator[Callers]:
     handler = Handler()
-    port = client_port(handler.begin, limits or Limits(), ServerMetrics())
+    port = client_port(handler.begin, limits or Limits(), ServerCounts())
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(port.served())
         found = Callers(port, handler, nursery)
@@ -351,7 +351,7 @@ async def test_who_cannot_be_watched_is_hung_up_on(monkeypatch: pytest.MonkeyPat
 
 async def test_the_port_ends_with_everything_it_has() -> None:
     handler = Handler()
-    port = client_port(handler.begin, Limits(), ServerMetrics())
+    port = client_port(handler.begin, Limits(), ServerCounts())
     clients = []
     async with port.served() as nursery:
         for number in range(3):

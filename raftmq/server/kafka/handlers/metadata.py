@@ -21,7 +21,7 @@ from raftmq.protocol import (
     encode_response_slowly,
 )
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.metrics import EncodedAnswer
+from raftmq.server.kafka.counts import EncodedAnswer
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import (
     HANG_UP,

@@ -14,7 +14,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import Struct
 
 
-class ApiMetrics:
+class ApiCounts:
     """Counts of one API.
 
     Attributes:
@@ -72,7 +72,7 @@ class EncodedAnswer(bytes):
 _NAMES = {int(code): code.name for code in ErrorCode}
 
 
-class ServerMetrics:
+class ServerCounts:
     """Everything that the client port counts, and the bugs of the admin port.
 
     Attributes:
@@ -100,7 +100,7 @@ class ServerMetrics:
     )
 
     def __init__(self) -> None:
-        self.apis: dict[str, ApiMetrics] = {}
+        self.apis: dict[str, ApiCounts] = {}
         self.admin_bugs: dict[str, int] = {}
         self.bugs: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
@@ -116,11 +116,11 @@ class ServerMetrics:
         self.read_aheads = 0
         self.parked_fetches = 0
 
-    def api(self, name: str) -> ApiMetrics:
+    def api(self, name: str) -> ApiCounts:
         """The counts of one API, made at first use."""
         found = self.apis.get(name)
         if found is None:
-            found = self.apis[name] = ApiMetrics()
+            found = self.apis[name] = ApiCounts()
         return found
 
     def bug(self, error: Exception) -> None:
