@@ -26,7 +26,7 @@ from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.config import Address, NodeConfig, PeerAddress
 from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
-from raftmq.groups.membership import GroupConfig
+from raftmq.groups.model import GroupConfig
 from raftmq.log.hard_state import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.metadata.engine import DrivenEngine, EngineConfig

@@ -20,7 +20,7 @@ from immutables import Map
 
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
-from raftmq.groups.membership import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
+from raftmq.groups.model import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
 from raftmq.groups.offsets import expired_offsets, is_undated, topics_in_use
 from raftmq.groups.owned_groups import (
     BARRIER_INTERVAL_MS,

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field
 
 from raftmq.errors import ErrorCode
-from raftmq.groups.membership import (
+from raftmq.groups.model import (
     TRANSITIONS,
     Effects,
     GroupConfig,

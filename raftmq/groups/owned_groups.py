@@ -20,7 +20,7 @@ import msgspec
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.group import Group
-from raftmq.groups.membership import GroupConfig, Phase
+from raftmq.groups.model import GroupConfig, Phase
 from raftmq.groups.offsets import CommitQueue
 from raftmq.metadata.commands import (
     UNDATED,

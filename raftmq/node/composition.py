@@ -24,7 +24,7 @@ from raftmq.controller.control_plane import ControlPlane, QuorumState
 from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import AheadError
 from raftmq.groups.coordinator import Coordinator
-from raftmq.groups.membership import GroupConfig
+from raftmq.groups.model import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog

@@ -14,7 +14,7 @@ from attrs import define, field
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
-from raftmq.groups.membership import GroupConfig, JoinRequest, JoinResult, SyncResult
+from raftmq.groups.model import GroupConfig, JoinRequest, JoinResult, SyncResult
 from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
-from raftmq.groups.membership import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
+from raftmq.groups.model import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
 from raftmq.metadata.commands import Generation, ReplaceMember
 from raftmq.promise import Promise
 

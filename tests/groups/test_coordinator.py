@@ -8,7 +8,7 @@ import pytest
 
 from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator
-from raftmq.groups.membership import GroupConfig, JoinRequest, Phase
+from raftmq.groups.model import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import TIMER_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.groups.membership import TRANSITIONS, GroupConfig, Phase
+from raftmq.groups.model import TRANSITIONS, GroupConfig, Phase
 from raftmq.metadata.commands import Generation
 from tests.groups.driver import Driver, completing, dead, empty, preparing, stable
 

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
-from raftmq.groups.membership import GroupConfig, JoinRequest
+from raftmq.groups.model import GroupConfig, JoinRequest
 from tests.groups.driver import completing
 from tests.groups.test_coordinator import join_alone, position, request
 from tests.groups.world import Nodes, got

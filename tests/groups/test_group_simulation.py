@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
-from raftmq.groups.membership import SyncResult
+from raftmq.groups.model import SyncResult
 from raftmq.metadata import apply_groups
 from tests.groups.consumers import World
 

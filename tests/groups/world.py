@@ -13,7 +13,7 @@ from attrs import define, field
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
-from raftmq.groups.membership import GroupConfig
+from raftmq.groups.model import GroupConfig
 from raftmq.metadata.apply_groups import apply_group
 from raftmq.metadata.commands import GroupCommand, Rejection
 from raftmq.metadata.image import GroupsImage

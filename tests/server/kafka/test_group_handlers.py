@@ -12,7 +12,7 @@ from attrs import define, field
 
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode
-from raftmq.groups.membership import JoinRequest
+from raftmq.groups.model import JoinRequest
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.protocol import (

@@ -17,7 +17,7 @@ from raftmq.groups.coordinator import (
     LeaveResult,
     OffsetsDeleted,
 )
-from raftmq.groups.membership import JoinRequest, JoinResult, SyncResult
+from raftmq.groups.model import JoinRequest, JoinResult, SyncResult
 from raftmq.metadata.commands import CommittedOffset
 from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL
 from raftmq.promise import Promise
