@@ -576,12 +576,12 @@ class NodeCore:
         if self.formation.chosen is None:
             self.formation.heard(identity.node_id, identity.storage_id)
         if self.plane.links.is_connected(identity.node_id):
-            self.broker.elections.node_connected(identity.node_id)
+            self.broker.leader_waits.node_connected(identity.node_id)
             self.control.peer_connected(identity.node_id)
 
     def _on_lost(self, node_id: NodeId) -> None:
         self.calls.peer_lost(node_id)
-        self.broker.elections.node_lost(node_id)
+        self.broker.leader_waits.node_lost(node_id)
         self.control.peer_lost(node_id)
 
     def _quorum_view(self) -> QuorumState | None:

@@ -34,8 +34,8 @@ from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.runtime.threads import WorkerPool
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.elections import Elections, Hold
 from raftmq.server.kafka.fetch_sessions import FetchSessions
+from raftmq.server.kafka.leader_waits import Hold, LeaderWaits
 from raftmq.server.kafka.limits import TokenBucket
 from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.work import WorkScheduler, gather
@@ -241,7 +241,7 @@ class Broker:
         self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_cache = MetadataCache()
         self.scheduler = WorkScheduler(deadlines)
-        self.elections = Elections(
+        self.leader_waits = LeaderWaits(
             leader_table,
             deadlines,
             clock,
@@ -331,7 +331,7 @@ class Broker:
             topic = self.find_topic(name, topic_id)
             if topic is not None:
                 keys.append((topic.topic_id, index))
-        return self.elections.next_leaders_of(keys, hold)
+        return self.leader_waits.next_leaders_of(keys, hold)
 
     def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `leader_of`, for a topic as a request names it."""

@@ -38,7 +38,7 @@ from raftmq.runtime.loop import (
 )
 from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, LowWater
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import ReplyBatch, ReplyQueue, Slot, SpanTruncatedError

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.leader_waits import Hold
 
 
 class ClientConnection(Protocol):

@@ -16,8 +16,8 @@ from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.kafka.broker import MetadataCache
 from raftmq.server.kafka.dispatch import HANDLERS
-from raftmq.server.kafka.elections import WAIT_MS, Hold
 from raftmq.server.kafka.handlers import produce
+from raftmq.server.kafka.leader_waits import WAIT_MS, Hold
 from raftmq.server.kafka.work import TURN_PARTITIONS
 from tests.server.kafka.world import FakeSlot, World, broker_image
 

@@ -23,8 +23,8 @@ from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import FetchPartitionResponse
 from raftmq.protocol.produce import ProducePartitionResponse
 from raftmq.records import Marker, NewRecord, build_batch, build_marker, parse_header
-from raftmq.server.kafka.elections import WAIT_MS
 from raftmq.server.kafka.handlers.fetch import COLD_ROUNDS_MAX
+from raftmq.server.kafka.leader_waits import WAIT_MS
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,

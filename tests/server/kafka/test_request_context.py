@@ -11,7 +11,7 @@ from attrs.exceptions import FrozenInstanceError
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, encode_request, encode_request_header
 from raftmq.server.kafka.dispatch import Dispatcher
-from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import Work, value_of
 from tests.server.kafka.world import FakeSlot, World

@@ -50,7 +50,7 @@ from raftmq.protocol.produce import (
 from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
-from raftmq.server.kafka.elections import Hold
+from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.replies import Pieces
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.transactions.coordinator import TransactionConfig, TransactionCoordinator

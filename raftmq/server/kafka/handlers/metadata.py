@@ -134,7 +134,7 @@ def _next_leaders(
     that looking would take long: such a client asks for an overview."""
     if sum(len(topic.partitions) for topic in topics) > WAIT_PARTITIONS_MAX:
         return None
-    return broker.elections.next_leaders(topics, context.hold)
+    return broker.leader_waits.next_leaders(topics, context.hold)
 
 
 def _answer(

@@ -48,7 +48,7 @@ class Hold:
         self.free_at_ms = max(self.free_at_ms, now_ms + REST_FACTOR * (now_ms - since_ms))
 
 
-class Elections:
+class LeaderWaits:
     """Which leaders were just lost, and which answers wait for the next ones."""
 
     def __init__(
