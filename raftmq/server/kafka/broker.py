@@ -61,7 +61,7 @@ _COMING: Final = (
 )
 
 
-class MetadataCache:
+class MetadataAnswers:
     """Encoded Metadata bodies, newest use last, bounded by bytes; emptied when the state moves.
 
     Many clients ask for the same topics at the same moment (after an election, all of them), and a
@@ -239,7 +239,7 @@ class Broker:
         self._hand_over = hand_over
         self.metrics = ServerCounts()
         self.sessions = FetchSessions(clock, random, buggify=buggify)
-        self.metadata_cache = MetadataCache()
+        self.metadata_answers = MetadataAnswers()
         self.scheduler = WorkScheduler(deadlines)
         self.leader_waits = LeaderWaits(
             leader_table,

@@ -80,7 +80,7 @@ def test_errors_of_kept_metadata_answers_count_each_time() -> None:
     topics = [{"name": "nobody", "topic_id": None}]
     for _ in range(3):
         world.ask(ApiKey.METADATA, 9, topics=topics, allow_auto_topic_creation=False)
-    assert world.broker.metadata_cache.hits == 2
+    assert world.broker.metadata_answers.hits == 2
     counts = world.broker.metrics.api("metadata")
     assert counts.errors == {"UNKNOWN_TOPIC_OR_PARTITION": 3}
     assert (counts.requests, counts.latency.count) == (3, 3)

@@ -14,7 +14,7 @@ from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.metadata.broker_messages import CreateTopicsCall, Outcome
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.records import NewRecord, build_batch
-from raftmq.server.kafka.broker import MetadataCache
+from raftmq.server.kafka.broker import MetadataAnswers
 from raftmq.server.kafka.dispatch import HANDLERS
 from raftmq.server.kafka.handlers import produce
 from raftmq.server.kafka.leader_waits import WAIT_MS, Hold
@@ -363,7 +363,7 @@ def test_auto_creation_can_be_switched_off() -> None:
 def test_bodies_are_encoded_once_per_state() -> None:
     world = World()
     topic_id = world.add_topic("t")
-    cache = world.broker.metadata_cache
+    cache = world.broker.metadata_answers
 
     def leader() -> int:
         answer = world.ask(ApiKey.METADATA, 9, **named("t"))
@@ -380,7 +380,7 @@ def test_bodies_are_encoded_once_per_state() -> None:
 
 
 def test_the_cache_is_bounded_by_bytes() -> None:
-    cache = MetadataCache(bytes_max=250)
+    cache = MetadataAnswers(bytes_max=250)
     assert cache.get(1, "a") is None
     for key in "abc":
         cache.put(1, key, bytes(100))

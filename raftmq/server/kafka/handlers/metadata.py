@@ -164,7 +164,7 @@ def _encoded(
         request.include_topic_authorized_operations,
     )
     key = (version, names, flags, tuple(sorted(codes.items())))
-    cache = broker.metadata_cache
+    cache = broker.metadata_answers
     state = broker.metadata_state
     body = cache.get(state, key)
     if body is not None:
