@@ -34,7 +34,12 @@ from raftmq_client.core.group_admin import (
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
 from raftmq_client.core.security import Plain, Scram, Security
-from raftmq_client.core.transaction_requests import TransactionHandle
+from raftmq_client.core.transaction_requests import (
+    ProducerState,
+    TransactionDescription,
+    TransactionHandle,
+    TransactionListing,
+)
 from raftmq_client.errors import (
     AuthenticationError,
     BrokerError,
@@ -103,6 +108,7 @@ __all__ = [
     "Plain",
     "PollIntervalError",
     "Producer",
+    "ProducerState",
     "QuorumInfo",
     "QuorumReplica",
     "Receipt",
@@ -116,8 +122,10 @@ __all__ = [
     "TopicInfo",
     "TopicPartition",
     "Transaction",
+    "TransactionDescription",
     "TransactionError",
     "TransactionHandle",
+    "TransactionListing",
     "Typed",
     "UndeliveredError",
     "UnsupportedError",

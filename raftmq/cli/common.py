@@ -62,6 +62,7 @@ HINTS: Final[dict[ErrorCode, str]] = {
     ErrorCode.GROUP_ID_NOT_FOUND: "`raftmq group list` shows what there is.",
     ErrorCode.NOT_ENOUGH_REPLICAS: "Too few replicas are in sync for min.insync.replicas.",
     ErrorCode.OFFSET_OUT_OF_RANGE: "`raftmq topic describe` shows the first and next offsets.",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`raftmq txn list` shows what there is.",
     ErrorCode.INVALID_CONFIG: "`raftmq topic describe --configs` shows names and values.",
 }
 
@@ -383,7 +384,7 @@ def printable(data: bytes | None) -> Any:
 
 
 def known_offsets(
-    admin: Admin, partitions: Iterable[TopicPartition], which: int
+    admin: Admin, partitions: Iterable[TopicPartition], which: int, *, isolation: int = 0
 ) -> dict[TopicPartition, int]:
     """Earliest or latest offsets, in few requests; partitions without a live leader, or gone, are
     left out: a table of a cluster in trouble is when it is read most."""
@@ -399,7 +400,9 @@ def known_offsets(
         if item.leader in alive
     }
     try:
-        found = admin.list_offsets({key: which for key in wanted if key in led})
+        found = admin.list_offsets(
+            {key: which for key in wanted if key in led}, isolation=isolation
+        )
     except ClientError as error:
         if isinstance(error, BrokerError) and not error.retriable:
             raise

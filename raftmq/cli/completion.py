@@ -57,6 +57,9 @@ topics: Final = _offered(
     lambda admin: sorted(t.name for t in admin.cluster().topics if not t.is_internal)
 )
 groups: Final = _offered(lambda admin: (item.group for item in admin.list_groups()))
+transactional_ids: Final = _offered(
+    lambda admin: (item.transactional_id for item in admin.list_transactions())
+)
 nodes: Final = _offered(lambda admin: (broker.node_id for broker in admin.brokers()))
 settings: Final = _offered(_config_names)
 settable: Final = _offered(_settable)

@@ -11,7 +11,7 @@ would commit over what was set.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 from attrs import frozen
@@ -35,7 +35,7 @@ from raftmq.cli.main import EXIT_USAGE
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import EARLIEST, LATEST
+from raftmq_client.core.admin import EARLIEST, LATEST, READ_COMMITTED
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription
 from raftmq_client.errors import BrokerError
 
@@ -52,12 +52,17 @@ LAG_COLUMNS = (
     "CURRENT-OFFSET",
     "LOG-END-OFFSET",
     "LAG",
+    "STABLE-LAG",
     "CONSUMER-ID",
     "HOST",
     "CLIENT-ID",
 )
 SEEK_COLUMNS: Final = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET")
 _ENDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+_STABLE_LAG: Final = LAG_COLUMNS.index("STABLE-LAG")
+"""To the last stable offset, where consumers of committed records wait; shown to people where a
+transaction makes a difference."""
+_T = TypeVar("_T")
 _WITHOUT_MEMBERS: Final = ("Empty", "Dead")
 
 
@@ -109,7 +114,7 @@ def seek(
     """
     with reported():
         target = _target(to, shift)
-        scopes = [_scope(word) for word in topic or ()]
+        scopes = [parse_scope(word) for word in topic or ()]
         with open_admin(bootstrap, timeout) as admin:
             if admin.describe_group(group).state not in _WITHOUT_MEMBERS:
                 raise BrokerError(
@@ -145,8 +150,12 @@ def _target(to: str | None, shift: int | None) -> _Target:
     return _Target(timestamp=moment)
 
 
-def _scope(word: str) -> tuple[str, list[int] | None]:
-    """A topic and its partitions; None: all of them."""
+def parse_scope(word: str) -> tuple[str, list[int] | None]:
+    """A topic and its partitions; None: all of them.
+
+    Raises:
+        CommandError: the word is not of that form.
+    """
     name, colon, numbers = word.partition(":")
     parts = numbers.split(",") if colon else []
     if not name or not all(part.isdecimal() for part in parts):
@@ -242,7 +251,15 @@ def describe(
             f"STATE: {description.state}  ASSIGNMENT-STRATEGY: {description.protocol or '-'}  "
             f"COORDINATOR: {admin.coordinator(group)}  #MEMBERS: {len(description.members)}"
         )
-        show(LAG_COLUMNS, rows, as_json=False)
+        if all(row[_STABLE_LAG] == row[_STABLE_LAG - 1] for row in rows):
+            columns = _without(_STABLE_LAG, LAG_COLUMNS)
+            show(columns, [_without(_STABLE_LAG, row) for row in rows], as_json=False)
+        else:
+            show(LAG_COLUMNS, rows, as_json=False)
+
+
+def _without(index: int, row: tuple[_T, ...]) -> tuple[_T, ...]:
+    return (*row[:index], *row[index + 1 :])
 
 
 @group_app.command()
@@ -270,10 +287,20 @@ def _rows(
     readers = {key: member for member in description.members for key in member.assignment}
     keys = sorted(dict.fromkeys([*committed, *readers]))
     ends = known_offsets(admin, keys, LATEST)
+    stable = known_offsets(admin, keys, LATEST, isolation=READ_COMMITTED)
     rows: list[tuple[object, ...]] = []
     for key in keys:
         member, current, end = readers.get(key), committed.get(key), ends.get(key)
-        lag = end - current if end is not None and current is not None else None
+        lag = _less(end, current)
+        # Asked for later, it may be above the end that was told, where nothing holds it.
+        is_held = end is not None and stable.get(key, end) < end
+        stable_lag = _less(max(stable[key], current or 0), current) if is_held else lag
         who = (member.member_id, member.client_host, member.client_id) if member else (None,) * 3
-        rows.append((description.group, key.topic, key.partition, current, end, lag, *who))
+        rows.append(
+            (description.group, key.topic, key.partition, current, end, lag, stable_lag, *who)
+        )
     return rows
+
+
+def _less(end: int | None, current: int | None) -> int | None:
+    return None if end is None or current is None else end - current

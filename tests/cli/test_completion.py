@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from raftmq.cli.app import app
 from raftmq.protocol import ApiKey
 from tests.client.fake_broker import FakeBroker
+from tests.client.fake_transactions import Listed
 
 
 def offered(words: str, bootstrap: str) -> list[str]:
@@ -47,6 +48,9 @@ def offered(words: str, bootstrap: str) -> list[str]:
         ("raftmq group describe b", ["billing"]),
         ("raftmq group seek b", ["billing"]),
         ("raftmq group seek billing -t o", ["orders"]),
+        ("raftmq txn describe b", ["billing-1"]),
+        ("raftmq txn abort ", ["audit", "billing-1"]),
+        ("raftmq txn abort -t o", ["orders"]),
         ("raftmq node replace ", ["1"]),
         ("raftmq node config show ", ["1"]),
         ("raftmq node config show 1 num", ["num.partitions"]),
@@ -60,6 +64,7 @@ def test_names_that_the_cluster_knows(broker: FakeBroker, words: str, expected: 
     broker.make_topic("orders", 1)
     broker.make_topic("clicks", 1)
     broker.groups["billing"] = {}
+    broker.listed = {"billing-1": Listed(7), "audit": Listed(8)}
     assert offered(words, broker.address) == expected
 
 

@@ -375,6 +375,8 @@ class FakeBroker(Transactions):
             for part in topic.partitions:
                 log = self.logs[(topic.name, part.partition_index)]
                 offset = self._offset_of(log, part.timestamp)
+                if getattr(request, "isolation_level", 0) and part.timestamp == -1:
+                    offset = self.stable_end(topic.name, part.partition_index, offset)
                 parts.append(
                     Struct(
                         partition_index=part.partition_index,

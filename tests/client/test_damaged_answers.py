@@ -35,6 +35,7 @@ from raftmq_client.core.client import ClientCore, Link
 from raftmq_client.core.group_admin import CommittedOffset
 from raftmq_client.core.group_requests import Identity
 from raftmq_client.core.producer import ProducerCore
+from raftmq_client.core.transaction_requests import ProducerState, TransactionListing
 from raftmq_client.core.transactions import OffsetCommit, TransactionCore
 from raftmq_client.errors import (
     ClientError,
@@ -335,6 +336,12 @@ def operations(flows: AdminFlows) -> dict[ApiKey, Callable[[], Generator[Any, An
         ApiKey.LIST_GROUPS: flows.list_groups,
         ApiKey.DESCRIBE_GROUPS: lambda: run(group_admin.describe_group("g", decode_assignment)),
         ApiKey.OFFSET_FETCH: lambda: run(group_admin.fetch_offsets("g", None)),
+        ApiKey.LIST_TRANSACTIONS: flows.list_transactions,
+        ApiKey.DESCRIBE_TRANSACTIONS: lambda: flows.describe_listed(
+            [TransactionListing("x", 1, "Ongoing", 1)]
+        ),
+        ApiKey.DESCRIBE_PRODUCERS: lambda: flows.describe_producers([ONE]),
+        ApiKey.WRITE_TXN_MARKERS: lambda: flows.abort_orphan(ONE, ProducerState(1, 0, 0, 0, -1, 0)),
         ApiKey.DELETE_GROUPS: lambda: run(group_admin.delete_groups("g")),
     }
 

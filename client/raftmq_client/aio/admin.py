@@ -14,7 +14,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.aio.engine import Engine
 from raftmq_client.core import admin as operations
-from raftmq_client.core import group_admin, group_requests
+from raftmq_client.core import group_admin, group_requests, transaction_requests
 from raftmq_client.core.admin import (
     ConfigEntry,
     CreatedTopic,
@@ -32,7 +32,12 @@ from raftmq_client.core.build import build_client
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.core.security import SecurityChoice
-from raftmq_client.core.transaction_requests import TransactionHandle
+from raftmq_client.core.transaction_requests import (
+    ProducerState,
+    TransactionDescription,
+    TransactionHandle,
+    TransactionListing,
+)
 from raftmq_client.errors import ClientError
 from raftmq_client.options import DEFAULT_BOOTSTRAP
 
@@ -202,6 +207,10 @@ class Admin:
         """The node that coordinates a group."""
         return await self._run(self._flows.coordinator(group))
 
+    async def transaction_coordinator(self, transactional_id: str) -> int:
+        """The node that coordinates the transactions of an id."""
+        return await self._run(self._flows.coordinator(transactional_id, group_admin.TRANSACTIONS))
+
     async def end_transaction(self, handle: TransactionHandle, *, commit: bool) -> None:
         """Commit or abort a transaction that a producer detached; again, it does no more.
 
@@ -211,6 +220,65 @@ class Admin:
             TransactionError: it is not open, or has ended the other way.
         """
         await self._run(self._flows.end_transaction(handle, commit=commit))
+
+    async def list_transactions(
+        self,
+        *,
+        states: Sequence[str] = (),
+        producer_ids: Sequence[int] = (),
+        running_for_ms: int = -1,
+        pattern: str | None = None,
+    ) -> list[TransactionListing]:
+        """Transactional ids, by name; empty filters, and below 0, let all through.
+
+        `running_for_ms`: only those whose transaction has run for longer. `pattern`: a regular
+        expression (RE2) of whole ids.
+        """
+        return await self._run(
+            self._flows.list_transactions(
+                states=states,
+                producer_ids=producer_ids,
+                running_for_ms=running_for_ms,
+                pattern=pattern,
+            )
+        )
+
+    async def describe_listed(
+        self, listed: Sequence[TransactionListing]
+    ) -> dict[str, TransactionDescription]:
+        """What listed transactional ids are about; those that are gone meanwhile are left out."""
+        return await self._run(self._flows.describe_listed(listed))
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """One transactional id and its running transaction.
+
+        Raises:
+            BrokerError: TRANSACTIONAL_ID_NOT_FOUND.
+        """
+        return await self._run_one(transaction_requests.describe_transaction(transactional_id))
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[ProducerState]]:
+        """Idempotent and transactional producers that the partitions' logs know."""
+        return await self._run(self._flows.describe_producers(partitions))
+
+    async def fence_producer(
+        self, transactional_id: str, timeout_ms: int = 60_000
+    ) -> tuple[int, int]:
+        """Abort what runs under a transactional id and shut its producer out; the new (producer id,
+        epoch). An id that is not known is begun: look before."""
+        return await self._run_one(
+            transaction_requests.fence_producer(transactional_id, timeout_ms)
+        )
+
+    async def abort_orphan(self, partition: TopicPartition, producer: ProducerState) -> None:
+        """End a transaction in a partition's log that no coordinator knows of.
+
+        Raises:
+            BrokerError: INVALID_TXN_STATE, it is known.
+        """
+        await self._run(self._flows.abort_orphan(partition, producer))
 
     async def log_dirs(self) -> list[LogDirPartition]:
         """Bytes of every replica on every live broker."""

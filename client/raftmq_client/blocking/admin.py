@@ -14,7 +14,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core import admin as operations
-from raftmq_client.core import group_admin, group_requests
+from raftmq_client.core import group_admin, group_requests, transaction_requests
 from raftmq_client.core.admin import (
     ConfigEntry,
     CreatedTopic,
@@ -33,7 +33,12 @@ from raftmq_client.core.client import ClientOptions
 from raftmq_client.core.group_admin import CommittedOffset, GroupDescription, GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
 from raftmq_client.core.security import SecurityChoice
-from raftmq_client.core.transaction_requests import TransactionHandle
+from raftmq_client.core.transaction_requests import (
+    ProducerState,
+    TransactionDescription,
+    TransactionHandle,
+    TransactionListing,
+)
 from raftmq_client.errors import ClientError
 from raftmq_client.options import DEFAULT_BOOTSTRAP
 
@@ -196,6 +201,10 @@ class Admin:
         """The node that coordinates a group."""
         return self._run(self._flows.coordinator(group))
 
+    def transaction_coordinator(self, transactional_id: str) -> int:
+        """The node that coordinates the transactions of an id."""
+        return self._run(self._flows.coordinator(transactional_id, group_admin.TRANSACTIONS))
+
     def end_transaction(self, handle: TransactionHandle, *, commit: bool) -> None:
         """Commit or abort a transaction that a producer detached; again, it does no more.
 
@@ -205,6 +214,61 @@ class Admin:
             TransactionError: it is not open, or has ended the other way.
         """
         self._run(self._flows.end_transaction(handle, commit=commit))
+
+    def list_transactions(
+        self,
+        *,
+        states: Sequence[str] = (),
+        producer_ids: Sequence[int] = (),
+        running_for_ms: int = -1,
+        pattern: str | None = None,
+    ) -> list[TransactionListing]:
+        """Transactional ids, by name; empty filters, and below 0, let all through.
+
+        `running_for_ms`: only those whose transaction has run for longer. `pattern`: a regular
+        expression (RE2) of whole ids.
+        """
+        return self._run(
+            self._flows.list_transactions(
+                states=states,
+                producer_ids=producer_ids,
+                running_for_ms=running_for_ms,
+                pattern=pattern,
+            )
+        )
+
+    def describe_listed(
+        self, listed: Sequence[TransactionListing]
+    ) -> dict[str, TransactionDescription]:
+        """What listed transactional ids are about; those that are gone meanwhile are left out."""
+        return self._run(self._flows.describe_listed(listed))
+
+    def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """One transactional id and its running transaction.
+
+        Raises:
+            BrokerError: TRANSACTIONAL_ID_NOT_FOUND.
+        """
+        return self._run_one(transaction_requests.describe_transaction(transactional_id))
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[ProducerState]]:
+        """Idempotent and transactional producers that the partitions' logs know."""
+        return self._run(self._flows.describe_producers(partitions))
+
+    def fence_producer(self, transactional_id: str, timeout_ms: int = 60_000) -> tuple[int, int]:
+        """Abort what runs under a transactional id and shut its producer out; the new (producer id,
+        epoch). An id that is not known is begun: look before."""
+        return self._run_one(transaction_requests.fence_producer(transactional_id, timeout_ms))
+
+    def abort_orphan(self, partition: TopicPartition, producer: ProducerState) -> None:
+        """End a transaction in a partition's log that no coordinator knows of.
+
+        Raises:
+            BrokerError: INVALID_TXN_STATE, it is known.
+        """
+        self._run(self._flows.abort_orphan(partition, producer))
 
     def log_dirs(self) -> list[LogDirPartition]:
         """Bytes of every replica on every live broker."""

@@ -8,7 +8,7 @@ until the timeout, and reports an operation whose answer was lost as unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from attrs import frozen
@@ -17,7 +17,7 @@ from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.types import TopicPartition
 from raftmq_client.core import admin as operations
-from raftmq_client.core import group_admin
+from raftmq_client.core import group_admin, transaction_requests
 from raftmq_client.core.admin import (
     CreatedTopic,
     FeaturesInfo,
@@ -32,7 +32,13 @@ from raftmq_client.core.call import ANY_NODE, Call, Finish, struct_call
 from raftmq_client.core.client import ClientCore
 from raftmq_client.core.group_admin import GroupListing
 from raftmq_client.core.metadata import Broker, ClusterInfo, TopicInfo
-from raftmq_client.core.transaction_requests import TransactionHandle, end_transaction
+from raftmq_client.core.transaction_requests import (
+    ProducerState,
+    TransactionDescription,
+    TransactionHandle,
+    TransactionListing,
+    end_transaction,
+)
 from raftmq_client.errors import (
     BrokerError,
     ClientError,
@@ -206,6 +212,62 @@ class AdminFlows:
             if error.retriable or error.outcome is Outcome.UNKNOWN:
                 raise EndUnknownError(f"{about}: no answer in time: {error}") from error
             raise
+
+    def list_transactions(
+        self,
+        *,
+        states: Sequence[str] = (),
+        producer_ids: Sequence[int] = (),
+        running_for_ms: int = -1,
+        pattern: str | None = None,
+    ) -> Flow[list[TransactionListing]]:
+        """Transactional ids that all filters let through, by name."""
+        found: dict[str, TransactionListing] = {}
+        for broker in (yield from self.brokers()):
+            operation = transaction_requests.list_transactions(
+                broker.node_id,
+                states=states,
+                producer_ids=producer_ids,
+                running_for_ms=running_for_ms,
+                pattern=pattern,
+            )
+            for item in (yield from self.run(operation)):
+                found.setdefault(item.transactional_id, item)
+        return [found[name] for name in sorted(found)]
+
+    def describe_listed(
+        self, listed: Sequence[TransactionListing]
+    ) -> Flow[dict[str, TransactionDescription]]:
+        """What listed ids are about; those that are gone meanwhile are left out."""
+        found: dict[str, TransactionDescription] = {}
+        names: dict[int, list[str]] = {}
+        for item in listed:
+            names.setdefault(item.coordinator, []).append(item.transactional_id)
+        for node, those in names.items():
+            for at in range(0, len(those), transaction_requests.DESCRIBED_MAX):
+                part = those[at : at + transaction_requests.DESCRIBED_MAX]
+                told = yield from self.run(transaction_requests.describe_transactions(node, part))
+                for name, answer in told.items():
+                    if isinstance(answer, TransactionDescription):
+                        found[name] = answer
+                    elif answer.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                        raise answer
+        return found
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Flow[dict[TopicPartition, list[ProducerState]]]:
+        """Producers that the partitions' logs know, by partition."""
+        return self._by_leader(
+            dict.fromkeys(partitions, 0), transaction_requests.describe_producers
+        )
+
+    def abort_orphan(self, partition: TopicPartition, producer: ProducerState) -> Flow[None]:
+        """End a transaction in a partition's log that no coordinator knows of."""
+        yield from self._by_leader(
+            {partition: 0},
+            lambda node, part: transaction_requests.abort_orphan(node, part, producer),
+        )
 
     def log_dirs(self) -> Flow[list[LogDirPartition]]:
         """Bytes of every replica on every live broker."""
