@@ -27,9 +27,10 @@ from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, RemovalImage, Top
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
 from raftmq.partition.parked import Deadlines
+from raftmq.partition.partition import PartitionRegistry
 from raftmq.partition.ports import AppendResult
 from raftmq.ports import DiskError, DiskFullError, never
-from raftmq.records import NewRecord, build_batch
+from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.multiraft import MultiRaft
 from raftmq.replication.ports import ReplicaConfig
@@ -39,6 +40,7 @@ from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.loop import TrioTasks
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
+from tests.partition import fake_replica
 from tests.replication.inline import InlineCatchUp
 
 PARTITIONS = 40
@@ -324,3 +326,29 @@ async def test_what_could_not_be_deleted_is_tried_again(
     assert not bench.plane.disk.exists(folder)
     bench.partitions.stop_again()
     assert not bench.partitions._ordered
+
+
+def test_retention_stops_at_the_last_stable_offset() -> None:
+    """What is open keeps its records, however old they are: its end may commit them."""
+    bench = fake_replica.Bench()
+    registry = PartitionRegistry()
+    registry.add(bench.partition)
+    asked: list[int] = []
+    leading = SimpleNamespace(
+        group=fake_replica.GROUP, failure=None, is_writable=True, retain=asked.append
+    )
+    elsewhere = SimpleNamespace(**{**vars(leading), "is_writable": False})
+    holder: Any = SimpleNamespace(registry=registry)
+    for sequence in range(3):
+        batch = build_batch(
+            [NewRecord(None, b"v")],
+            producer_id=7 if sequence else -1,
+            producer_epoch=0 if sequence else -1,
+            base_sequence=sequence - 1,
+            transactional=bool(sequence),
+        )
+        bench.replica.append(batch, parse_header(batch))
+    bench.replica.commit(3)
+    replicas: Any = [elsewhere, leading]
+    Partitions.retain(holder, replicas)
+    assert asked == [1]
