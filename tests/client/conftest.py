@@ -20,6 +20,7 @@ from tests.client.fake_broker import FakeBroker
 from tests.live.harness import Cluster
 from tests.live.kafka import KafkaCluster
 
+IN_TURN = ("test_live_promises.py", "test_live_transactions.py")
 BROKERS = ("raftmq", pytest.param("kafka", marks=pytest.mark.kafka))
 
 
@@ -109,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     functions: dict[str, int] = {}
     for item in items:
-        if not isinstance(item, pytest.Function) or item.path.name != "test_live_promises.py":
+        if not isinstance(item, pytest.Function) or item.path.name not in IN_TURN:
             continue
         turn = functions.setdefault(item.originalname, len(functions))
         chosen = item.callspec.params.get("driver")
