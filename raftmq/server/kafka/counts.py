@@ -1,4 +1,4 @@
-"""Numbers of the client port, kept as plain integers; `node/metrics/` shows them when asked.
+"""Counts of the client port and of each API, plain integers; `node/metrics/` shows them if asked.
 
 The hot path adds to integers and nothing else. Nothing here imports prometheus_client, which
 `ready` does not need.
