@@ -70,6 +70,14 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     idempotence, or after it gave something up. Either line of an operation may say so."""
     stale: bool = False
     """A read that promises no freshness: checked for what it shows, not for what it lacks."""
+    transactional_id: str = ""
+    producer: list[int] = msgspec.field(default_factory=list)
+    """Producer id and epoch."""
+    protocol: int = 0
+    """Of a transaction: 1 (KIP-98) or 2 (KIP-890)."""
+    transaction: int = -1
+    """The operation that began the transaction whose end this is."""
+    is_commit: bool = False
 
 
 class Payload(TypedDict, total=False):
@@ -87,6 +95,11 @@ class Payload(TypedDict, total=False):
     error: str
     idempotent: bool
     stale: bool
+    transactional_id: str
+    producer: list[int]
+    protocol: int
+    transaction: int
+    is_commit: bool
 
 
 class Recorder:

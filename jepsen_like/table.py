@@ -62,7 +62,7 @@ PROMISES: Final[Mapping[int, Promise]] = {
     ),
     6: Promise("no clock is trusted", (*_RECORDS, "registers"), ("clock-skew", "pause")),
     7: Promise("idempotent producing", ("append, five in flight",), (*_KILLS, "reset-connections")),
-    8: Promise("read_committed", waits_for="transactions"),
+    8: Promise("read_committed", ("transactions", "committed reads"), ()),
     9: Promise("committed offsets, one owner a partition", ("group", "registers"), _KILLS),
     10: Promise("progress with a majority", ("all",), ("full-disk", "slow-disk", *_CUTS)),
     11: Promise("bad input costs its own connection", ("malformed frames beside all",)),
@@ -88,7 +88,7 @@ RULES: Final[Mapping[int, Rule]] = {
     18: Rule("reads that promise take a barrier"),
     19: Rule("a broker cut off from metadata"),
     20: Rule("group coordinators are claimed and fenced"),
-    21: Rule("transactions", waits_for="transactions"),
+    21: Rule("transactions"),
     22: Rule("snapshots of metadata"),
 }
 

@@ -25,6 +25,7 @@ from jepsen_like.checkers.polls import PollChecker
 from jepsen_like.checkers.ranges import RangeChecker
 from jepsen_like.checkers.sends import SendChecker
 from jepsen_like.checkers.topics import TopicsChecker
+from jepsen_like.checkers.transactions import TransactionChecker
 from jepsen_like.checkers.verdict import Report
 from jepsen_like.history_events import (
     NOTES,
@@ -60,6 +61,7 @@ def all_checkers(options: Options) -> list[Checker]:
         TopicsChecker(),
         CommittedOffsets(options.bounds),
         TopicOperations(options.bounds),
+        TransactionChecker(must_see_all=options.must_see_all),
         PartitionLogs(logs, options.bounds, gaps_allowed=options.gaps_allowed),
     ]
 

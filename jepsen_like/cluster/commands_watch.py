@@ -16,6 +16,7 @@ from typing import TypeAlias
 from jepsen_like.invariants import Invariants
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
+    AbortExpired,
     CommitMany,
     CommitOffsets,
     CommitsDone,
@@ -28,9 +29,12 @@ from raftmq.metadata.commands import (
     Rejection,
     ReplaceMember,
     Result,
+    RowsDone,
+    TransactionRows,
 )
 from raftmq.metadata.image import GroupsImage, MetadataImage
 from raftmq.metadata.machine import MetadataMachine, Skip
+from raftmq.metadata.transactions import TransactionsImage, TransactionState
 from raftmq.raft.messages import SoftState
 from raftmq.types import Offset, RaftIndex
 
@@ -44,10 +48,16 @@ class CommandsWatch:
     """What took effect so far, by submitter and sequence."""
 
     def __init__(
-        self, invariants: Invariants, group_gone: Callable[[str], object] = lambda _: None
+        self,
+        invariants: Invariants,
+        group_gone: Callable[[str], object] = lambda _: None,
+        now_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._invariants = invariants
         self._group_gone = group_gone
+        self._now_ms = now_ms
+        self._running_since: dict[tuple[str, int], float] = {}
+        """When each transaction was first seen to run on any node, by id and number."""
         self._gone: set[Offset] = set()
         self._applied: dict[tuple[int, int, int], Offset] = {}
 
@@ -85,6 +95,26 @@ class CommandsWatch:
             self._gone.add(offset)
             self._group_gone(name)
 
+    def changed_transactions(
+        self, before: TransactionsImage, after: TransactionsImage, command: object, result: object
+    ) -> None:
+        """A command changed transactional ids; no transaction expires before its time."""
+        now_ms = self._now_ms()
+        for name, known in after.ids.items():
+            if known.state is TransactionState.ONGOING:
+                self._running_since.setdefault((name, known.txn_seq), now_ms)
+        if not (isinstance(command, TransactionRows) and isinstance(result, RowsDone)):
+            return
+        for row, done in zip(command.rows, result.rows, strict=True):
+            ran = before.get(row.transactional_id) if isinstance(row, AbortExpired) else None
+            if ran is None or done.code != ErrorCode.NONE:
+                continue
+            key = ran.transactional_id, ran.txn_seq
+            age_ms = now_ms - self._running_since.get(key, now_ms)
+            if age_ms < ran.timeout_ms:
+                told = f"{key} ran for {age_ms:.0f} ms of {ran.timeout_ms}"
+                self._invariants.breach("ExpiryWaits", told)
+
     def groups_changed(self, before: GroupsImage, after: GroupsImage) -> None:
         """Some command changed groups; those that are gone had no members."""
         if len(after.groups) >= len(before.groups):
@@ -104,11 +134,15 @@ class _Listener:
         self._machine = machine
         self._groups = machine.image.groups
         """After the last command, which is not always when an image is published."""
+        self._transactions = machine.image.transactions
 
     def command_applied(self, envelope: Envelope, result: Result, offset: Offset) -> None:
         """Judge one command."""
         watch, image, command = self._watch, self._machine.image, envelope.command
         before, self._groups = self._groups, image.groups
+        known, self._transactions = self._transactions, image.transactions
+        if known is not image.transactions:
+            watch.changed_transactions(known, image.transactions, command, result)
         if before is not image.groups:
             watch.groups_changed(before, image.groups)
         watch.applied(envelope, result, offset)
@@ -129,6 +163,7 @@ class _Listener:
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot: nothing is applied twice by it, and what groups went through is not seen."""
         self._groups = image.groups
+        self._transactions = image.transactions
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """Seen command by command."""

@@ -23,6 +23,7 @@ SELDOM = ("snapshot", "retention")
 EFFECTS = (
     "lost in a cut",
     "lost in a storm",
+    "metadata kept back",
     "clients cut off",
     "done late",
     "flushed slowly",

@@ -214,10 +214,16 @@ class Kafka:
             end.close()
 
     def request(
-        self, node_id: int, api: ApiKey, body: bytes, *, timeout_ms: float | None = None
+        self,
+        node_id: int,
+        api: ApiKey,
+        body: bytes,
+        *,
+        timeout_ms: float | None = None,
+        version: int | None = None,
     ) -> Promise[memoryview]:
         """Ask a node; the promise gives the response's body, or fails as Lost."""
-        version = VERSIONS[api]
+        version = VERSIONS[api] if version is None else version
         self._correlation_id += 1
         number = self._correlation_id
         end = self.end_to(node_id)
@@ -251,16 +257,24 @@ class Kafka:
         return whole
 
     async def ask(
-        self, node_id: int, api: ApiKey, *, timeout_ms: float | None = None, **fields: Any
+        self,
+        node_id: int,
+        api: ApiKey,
+        *,
+        timeout_ms: float | None = None,
+        version: int | None = None,
+        **fields: Any,
     ) -> Struct:
         """Ask a node and read its answer.
 
         Raises:
             Lost: there is none.
         """
-        version = VERSIONS[api]
+        version = VERSIONS[api] if version is None else version
         body = encode_request(api, version, fields)
-        answer = await until(self.request(node_id, api, body, timeout_ms=timeout_ms))
+        answer = await until(
+            self.request(node_id, api, body, timeout_ms=timeout_ms, version=version)
+        )
         return decode_response(api, version, answer)
 
     async def sleep(self, ms: float) -> None:

@@ -78,6 +78,7 @@ class Nemesis:
             "malformed": self._malformed,
             "cut-controller": self._cut_controller,
             "crash-voter": self._crash_voter,
+            "stale-metadata": self._stale_metadata,
             "shutdown": lambda: self._any_node().shut_down(),
         }
 
@@ -260,6 +261,18 @@ class Nemesis:
             self._world.schedule(
                 begin_ms, partial(self._for_a_while, self._links_of(node), lasts_ms)
             )
+
+    def _stale_metadata(self) -> None:
+        """A node hears nothing new of the metadata group, and of all else as before: its image
+        grows old, and it may come to lead partitions with it."""
+        node_id, stale = int(self._up_node().node_id), self._world.wires.stale
+        stale[node_id] = True
+
+        def end() -> None:
+            if not self._is_stopped:
+                stale.pop(node_id, None)
+
+        self._later(end)
 
     def _storm(self) -> None:
         wires = self._world.wires

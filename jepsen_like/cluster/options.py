@@ -51,6 +51,7 @@ FAULTS = (
     "shutdown",
     "cut-controller",
     "crash-voter",
+    "stale-metadata",
 )
 
 
@@ -82,6 +83,9 @@ class ClusterOptions:
     registers: int = 4
     api_fuzzers: int = 1
     historians: int = 1
+    transactional: int = 0
+    """So many transactional ids have producers, the first one two of them."""
+    transaction_timeout_ms: int = 1_500
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000
@@ -208,6 +212,9 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         weights["crash-voter"] = 0.5
     is_patient = Random(f"patience {seed}").random() < 0.25
     is_astray = Random(f"astray {seed}").random() < 0.25
+    transactional = Random(f"transactions {seed}").choice((0, 0, 2))
+    if transactional:
+        weights["stale-metadata"] = 1.0
     expires = random.random() < 0.1
     if expires:
         # Else what is the time would decide whether somebody's offsets are old.
@@ -239,5 +246,6 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         open_files_max=random.choice((1_024, 1_024, 12)),
         slowdown=8.0,
         astray=0.1 if is_astray else 0.0,
+        transactional=0 if expires else transactional,
     )
     return options.with_patience() if is_patient else options

@@ -22,6 +22,7 @@ from attrs import define, field
 from jepsen_like.checkers import Validity, check_events
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.api_fuzzer import ApiFuzzer
+from jepsen_like.cluster.committed_reads import CommittedReader
 from jepsen_like.cluster.consumers import Member, Reader
 from jepsen_like.cluster.faults import LONGEST, draw_faults
 from jepsen_like.cluster.historian import Historian
@@ -31,8 +32,9 @@ from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
 from jepsen_like.cluster.scraper import Scraper
-from jepsen_like.cluster.settling import Settling
+from jepsen_like.cluster.settling import Settling, why_transactions_run
 from jepsen_like.cluster.supervisor import Supervisor
+from jepsen_like.cluster.transactional import PARTITIONS, TOPIC, TransactionalProducer
 from jepsen_like.cluster.world import FLOORS, ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation, name_of_finding
@@ -41,7 +43,7 @@ from raftmq.promise import Promise
 STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
-HISTORIAN, LAST_ADMIN = 80, 81
+TRANSACTIONAL, HISTORIAN, LAST_ADMIN = 60, 80, 81
 """Process numbers that no other client comes to; further historians count down."""
 
 
@@ -160,7 +162,10 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     world.start()
     made = world.clients.spawn(lambda: create_topics(world, 90, topics, options.partitions))
     _until(world, lambda: "" if made.is_done else "topics are not created", FORMATION_MS, "Forms")
-    ends = _start_clients(world, topics)
+    if options.transactional:
+        made = world.clients.spawn(lambda: create_topics(world, 91, [TOPIC], PARTITIONS))
+        _until(world, lambda: "" if made.is_done else "no topic is created", FORMATION_MS, "Forms")
+    ends = _start_clients(world, topics) | _start_transactions(world)
     nemesis = Nemesis(world, faults)
     nemesis.start()
     world.is_under_faults = True
@@ -178,8 +183,9 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     _check_liveness(world)
     world.is_quiet = True
     limit_ms = options.liveness_ms
-    producers = {name: end for name, end in ends.items() if name.startswith("producer")}
-    _until(world, lambda: _unfinished(producers), limit_ms, "Liveness")
+    writers = {name: end for name, end in ends.items() if name.startswith(("producer", "transact"))}
+    _until(world, lambda: _unfinished(writers), limit_ms, "Liveness")
+    _until(world, lambda: why_transactions_run(world), limit_ms, "TransactionsEnd")
     world.is_written = True
     _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
     _until(world, Settling(world).why_apart, limit_ms, "Convergence")
@@ -222,6 +228,24 @@ def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[
         spawn(Historian(world, HISTORIAN - number).run)
     spawn(Scraper(world).run)  # nobody waits for it
     world.deleter = RecordDeleter(world, process)
+    return ends
+
+
+def _start_transactions(world: ClusterWorld) -> dict[str, Promise[None]]:
+    """Producers of transactional ids, two of the first one, and who reads what they committed."""
+    options, spawn = world.options, world.clients.spawn
+    ids = [f"id-{number}" for number in range(options.transactional)]
+    if not ids:
+        return {}
+    ends: dict[str, Promise[None]] = {}
+    process = TRANSACTIONAL
+    for number, transactional_id in enumerate([ids[0], *ids]):
+        protocol = 1 + (world.seed + max(number - 1, 0)) % 2
+        producer = TransactionalProducer(world, process, transactional_id, protocol)
+        ends[f"transactional {process}"] = spawn(producer.run)
+        process += 1
+    reader = CommittedReader(world, process, ids)
+    ends[f"committed reader {process}"] = spawn(reader.run)
     return ends
 
 

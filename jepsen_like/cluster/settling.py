@@ -25,6 +25,24 @@ MOMENT_MS = 500.0
 """For so long something may be under way: some heartbeats, and a flush or two."""
 
 
+def why_transactions_run(world: ClusterWorld) -> str:
+    """Which transactions have not ended, "" when all have, in the metadata and in every log."""
+    if not world.options.transactional:
+        return ""
+    for node in world.present:
+        if node.core is None:
+            return f"node {node.node_id} is down"
+        for known in node.core.engine.image.transactions.ids.values():
+            if not known.state.may_begin:
+                return f"{known.transactional_id} is {known.state.label} on node {node.node_id}"
+    for (node_id, group), watcher in world.watch.machines.items():
+        if isinstance(watcher.inner, Partition) and not watcher.replica.log.damaged:
+            table = watcher.inner._producers.current()
+            if (first := table.first_open_offset) is not None:
+                return f"{group}: a transaction from {first} on is open on node {node_id}"
+    return ""
+
+
 @define
 class _Marks:
     """How far a group's leader was at the last looks, oldest first; one of a moment ago is kept."""

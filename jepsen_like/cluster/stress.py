@@ -21,6 +21,7 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "safety_ms": 4_000,
         "retention_bytes": -1,
         "slowdown": 1.0,
+        "transactional": 0,
     }
     return attrs.evolve(options, **{**small, **changes})
 
@@ -38,6 +39,66 @@ def leaders(seed: int) -> ClusterOptions:
         fault_every_ms=(80.0, 350.0),
         fault_lasts_ms=(60.0, 500.0),
     ).with_weights(isolate_leader=4, crash_leader=3, transfer=2, one_way=1, kill=1)
+
+
+def transactions(seed: int) -> ClusterOptions:
+    """Little but transactions, while leaders, brokers and the controller come and go."""
+    return drawn(
+        seed,
+        has_floors=False,
+        safety_ms=6_000,
+        producers=1,
+        consumers=1,
+        members=1,
+        registers=1,
+        api_fuzzers=0,
+        historians=0,
+        transactional=3,
+        offsets_retention_ms=7 * 86_400_000,
+        think_ms=(1.0, 8.0),
+        fault_every_ms=(80.0, 500.0),
+        fault_lasts_ms=(60.0, 700.0),
+    ).with_weights(
+        isolate_leader=4,
+        isolate=2,
+        isolate_controller=2,
+        one_way=1,
+        crash_leader=3,
+        crash_controller=1,
+        crash_all=0.5,
+        kill=2,
+        pause=4,
+        transfer=3,
+        stale_metadata=4,
+        slow_disk=1,
+        crash_in_change=1,
+        wipe=0.5,
+        clients_cut=1,
+    )
+
+
+def stale_leaders(seed: int) -> ClusterOptions:
+    """Leaders move all the time, to nodes whose metadata are old."""
+    return attrs.evolve(transactions(seed), fault_every_ms=(60.0, 250.0)).with_weights(
+        transfer=5, stale_metadata=5, isolate_leader=1, pause=2
+    )
+
+
+def hasty_transactions(seed: int) -> ClusterOptions:
+    """Transactions that expire about when they end, on slow disks."""
+    return attrs.evolve(
+        transactions(seed),
+        transaction_timeout_ms=150,
+        fsync_ms=(0.3, 10.0),
+        fault_every_ms=(200.0, 900.0),
+    )
+
+
+def full_logs_of_transactions(seed: int) -> ClusterOptions:
+    """Retention takes what it may, and snapshots are taken all the time."""
+    return attrs.evolve(
+        transactions(seed), segment_bytes=1_024, retention_bytes=2_048, snapshot_bytes=8_192
+    )
 
 
 def leaders_and_power(seed: int) -> ClusterOptions:

@@ -19,6 +19,7 @@ from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
+from raftmq.partition.partition import Partition
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 ROOT = "data"
+TRANSACTIONS = "x0-"
+"""How partitions are named that transactions write to."""
 
 
 @frozen
@@ -54,6 +57,7 @@ class Watch:
         self.commands = CommandsWatch(
             self.invariants,
             lambda group: world.recorder.note(NEMESIS, "group_gone", group=group),
+            lambda: world.now_ms,
         )
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
@@ -319,6 +323,7 @@ class Watcher:
         self.replica = replica
         self.inner: Any = replica.machine
         self.commit_end = 0
+        self.stable_end = 0
         # What was flushed before a crash is durable, though the recovered log cannot know it.
         self.durable_end = 0
         self._ends: list[int] = [0]
@@ -459,8 +464,35 @@ class Watcher:
         """The high watermark moved."""
         self._judge_commit(commit_end)
         while self._proposals and self._proposals[0][0] <= commit_end:
-            self._world.log_start_moves(self.group, self._proposals.popleft()[1])
+            offset = self._proposals.popleft()[1]
+            self._judge_log_start(offset)
+            self._world.log_start_moves(self.group, offset)
         self.inner.committed(high_watermark, commit_end)
+        self._judge_stable_end()
+
+    def _stable_end(self) -> int | None:
+        """Where readers of committed records stop; None where nobody asks, or it is not known."""
+        partition, group = self.inner, self.group
+        is_known = self._world.names.get(group, "").startswith(TRANSACTIONS)
+        if not is_known or not isinstance(partition, Partition) or partition._producers._is_hidden:
+            return None
+        return int(partition.stable_end)
+
+    def _judge_stable_end(self) -> None:
+        stable_end = self._stable_end()
+        if stable_end is None or self.replica.log.damaged:
+            return
+        if stable_end < self.stable_end:
+            told = f"{self.group}: {self.replica.self_id} fell to {stable_end}"
+            self._invariants.breach("MonotonicStableEnd", told)
+        self.stable_end = stable_end
+
+    def _judge_log_start(self, offset: int) -> None:
+        """Retention takes nothing of a transaction that has not ended."""
+        stable_end = self._stable_end()
+        if stable_end is not None and offset > max(stable_end, self.replica.log_start_offset):
+            told = f"{self.group}: records below {offset} go, stable is {stable_end}"
+            self._invariants.breach("RetentionSparesTheOpen", told)
 
     def _judge_commit(self, commit_end: int) -> None:
         replica, invariants, group = self.replica, self._invariants, self.group
@@ -514,6 +546,7 @@ class Watcher:
         """Begin at a log start."""
         self._world.counts.log_starts += 1
         self._begin_at(log_start.index)
+        self.stable_end = 0
         self.inner.restore(log_start)
 
 

@@ -56,6 +56,8 @@ class Wires:
         self._reorders = options.reorder
         self._cut: dict[tuple[int, int], int] = {}
         self._last: dict[tuple[int, int, bool, bool], float] = {}
+        self.stale: dict[int, bool] = {}
+        """Nodes that hear nothing new of the metadata group."""
         self.is_faulty = True
         self.is_stormy = False
 
@@ -75,6 +77,7 @@ class Wires:
 
     def mend_all(self) -> None:
         """No link is cut."""
+        self.stale.clear()
         for sender, to in list(self._cut):
             self._cut[sender, to] = 1
             self.mend(sender, to)
@@ -124,6 +127,9 @@ class Wires:
         world.schedule(at_ms - world.now_ms, arrival)
 
     def _arrive(self, sender: NodeId, to: NodeId, kind: int, data: bytes, life: int) -> None:
+        if kind == KIND_METADATA and to in self.stale:
+            self._world.had_effect("metadata kept back")
+            return
         if (sender, to) not in self._cut:
             self._world.frame_arrives(sender, to, kind, data)
             return

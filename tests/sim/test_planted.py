@@ -18,6 +18,7 @@ from jepsen_like.planted import BUGS, hunt, hunt_with
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.commands import Envelope, GroupDone, GroupMember, NoOperation
 from raftmq.metadata.image import GroupImage, GroupsImage
+from raftmq.metadata.transactions import NO_TRANSACTIONS
 from raftmq.types import NodeId, Offset
 
 
@@ -140,6 +141,10 @@ def _groups(*names: str, members: int = 0) -> GroupsImage:
     return image
 
 
+def _image(groups: GroupsImage) -> Any:
+    return SimpleNamespace(groups=groups, transactions=NO_TRANSACTIONS)
+
+
 def test_a_group_is_forgotten_once_and_only_when_it_is_empty() -> None:
     told: list[str] = []
     watch = CommandsWatch(Invariants(), told.append)
@@ -155,15 +160,15 @@ def test_a_group_is_forgotten_once_and_only_when_it_is_empty() -> None:
 def test_groups_are_judged_command_by_command() -> None:
     """The last member left and the group was forgotten before an image was published, so the one
     before had members, and the one after not the group (seed 9100023)."""
-    machine: Any = SimpleNamespace(image=SimpleNamespace(groups=_groups("a", members=1)))
+    machine: Any = SimpleNamespace(image=_image(_groups("a", members=1)))
     listener = _Listener(CommandsWatch(Invariants()), machine)
     before = machine.image
     for sequence, groups in enumerate((_groups("a"), _groups())):
-        machine.image = SimpleNamespace(groups=groups)
+        machine.image = _image(groups)
         listener.command_applied(_envelope(sequence), GroupDone(), Offset(sequence))
     listener.image_changed(before, machine.image)
     machine.image = before
     listener.state_restored(before)
-    machine.image = SimpleNamespace(groups=_groups())
+    machine.image = _image(_groups())
     with pytest.raises(InvariantViolation, match="GroupsEndEmpty: a had 1 members"):
         listener.command_applied(_envelope(3), GroupDone(), Offset(3))

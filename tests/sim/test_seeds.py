@@ -34,7 +34,7 @@ WANTED = {
     "malformed": 20,
 }
 """So often at least in `MANY`, and in proportion in `FEW`."""
-FAULTS = (*DEFAULT_WEIGHTS, "rot-journal", "crash-voter")
+FAULTS = (*DEFAULT_WEIGHTS, "rot-journal", "crash-voter", "stale-metadata")
 MISSING_MAX = 2
 """So many faults may be missing in `FEW`: the rarest is drawn for one seed in thirty."""
 EFFECTS_MIN = 2

@@ -11,6 +11,7 @@ from jepsen_like.__main__ import main
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.planted_replicas import REPLICA_BUGS
+from jepsen_like.cluster.planted_transactions import TRANSACTION_BUGS
 from jepsen_like.planted import BUGS
 from tests.tree import ROOT
 
@@ -19,7 +20,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
 
 def test_what_stands_has_its_bugs() -> None:
     assert table.gaps() == []
-    assert len(BUGS) == len(CLIENT_BUGS) + len(NODE_BUGS) + len(REPLICA_BUGS) >= 50
+    kinds = (CLIENT_BUGS, NODE_BUGS, REPLICA_BUGS, TRANSACTION_BUGS)
+    assert len(BUGS) == sum(map(len, kinds)) >= 60
 
 
 def test_whoever_is_named_as_catching_is_there() -> None:

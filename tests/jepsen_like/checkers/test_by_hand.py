@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from jepsen_like.checkers import Options, Validity, check_events
-from tests.jepsen_like.checkers import histories_of_groups, histories_of_logs
+from tests.jepsen_like.checkers import (
+    histories_of_groups,
+    histories_of_logs,
+    histories_of_transactions,
+)
 from tests.jepsen_like.checkers.histories import ACCEPTED, REJECTED, Written
 from tests.jepsen_like.checkers.scribe import Scribe
 
 assert histories_of_groups
 assert histories_of_logs
+assert histories_of_transactions
 
 
 def test_every_verdict_is_tried_with_a_history_that_it_must_reject() -> None:
