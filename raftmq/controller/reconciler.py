@@ -21,19 +21,13 @@ from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicId, TopicPartition
 
 @frozen(slots=True)
 class StartReplica:
-    """Run a replica.
-
-    Attributes:
-        voters: the members its group began with, the same on every node.
-        is_return: this node is one of those and its group has let it go since, so it is none now.
-    """
+    """Run a replica. `voters` are the members its group began with, the same on every node."""
 
     group: RaftGroupId
     name: TopicPartition
     voters: tuple[ReplicaId, ...]
     preferred_leader: NodeId
     configs: Map[str, str]
-    is_return: bool = False
 
 
 @frozen(slots=True)
@@ -153,14 +147,8 @@ def _partition_actions(
     name = TopicPartition(topic.name, partition.index)
     group = topic.group_id(partition.index)
     if old is None or not _holds(old, node_id):
-        began = any(voter.node_id == node_id for voter in partition.first_voters)
         yield StartReplica(
-            group,
-            name,
-            partition.first_voters,
-            partition.preferred_leader,
-            topic.configs,
-            is_return=began and node_id not in partition.voters,
+            group, name, partition.first_voters, partition.preferred_leader, topic.configs
         )
     elif old_topic is not None and old_topic.configs != topic.configs:
         yield UpdateConfigs(name, group, topic.configs)

@@ -69,7 +69,7 @@ Partitions: TypeAlias = Sequence[tuple[TopicId, Sequence[int]]]
 
 def apply_rows(image: MetadataImage, command: TransactionRows) -> tuple[MetadataImage, RowsDone]:
     """The next image, and what became of each row."""
-    draft = Draft(image, command.now_ms)
+    draft = Draft(image, command.now_ms, command.said_ms)
     done = tuple(_ROWS[type(row)](draft, row) for row in command.rows)
     return draft.finish(), RowsDone(done)
 
@@ -120,10 +120,11 @@ class Draft:
         ids: with the three maps below as in `TransactionsImage`.
     """
 
-    def __init__(self, image: MetadataImage, now_ms: int | None) -> None:
+    def __init__(self, image: MetadataImage, now_ms: int | None, said_ms: int = UNDATED) -> None:
         known = image.transactions
         self.image = image
         self.now_ms = now_ms
+        self._said_ms = said_ms
         self.ids = known.ids.mutate()
         self.producers = known.producers.mutate()
         self.stakes_at = known.stakes_at.mutate()
@@ -159,8 +160,9 @@ class Draft:
 
     @property
     def started_at_ms(self) -> int:
-        """When a transaction begins that does now."""
-        return UNDATED if self.now_ms is None else self.now_ms
+        """When a transaction begins that does now, as people are told."""
+        now_ms = self.now_ms
+        return self._said_ms if now_ms is None or now_ms == UNDATED else now_ms
 
     def put(self, after: Transaction) -> Transaction:
         """Keep what became of an id, and when: no clock makes that earlier than it was."""
@@ -466,9 +468,9 @@ def _abort_expired(draft: Draft, row: AbortExpired) -> RowDone:
         or known.txn_seq != row.txn_seq
     ):
         return _told(known, ErrorCode.INVALID_TXN_STATE)
-    # Its producer, if it lives, asks who it is now (KIP-360) or, under protocol 2, for the abort,
-    # and goes on with the new epoch.
-    return _abort(draft, known, known.credentials, ErrorCode.NONE)
+    # Under protocol 2 its producer may still ask for the abort, and goes on with the new epoch.
+    last = known.credentials if known.protocol == 2 else NOBODY
+    return _abort(draft, known, last, ErrorCode.NONE)
 
 
 def _forget_id(draft: Draft, row: ForgetId) -> RowDone:

@@ -506,11 +506,14 @@ Row: TypeAlias = (
 class TransactionRows(Command, frozen=True, kw_only=True):
     """Transitions of transactions, one after the other; each succeeds or fails by itself.
 
-    `now_ms`: the time, for the expiry of ids and for people; UNDATED where it is not known.
+    `now_ms`: the time, for the expiry of ids; UNDATED where it is not known. `said_ms`: what the
+    clock of the proposing node said, for people alone, who would rather be told a wrong time than
+    none: when a transaction began.
     """
 
     rows: tuple[Row, ...]
     now_ms: _Number = UNDATED
+    said_ms: _Number = UNDATED
 
 
 CONTROL_COMMANDS: Final = (

@@ -264,7 +264,8 @@ class NodeCore:
         self.agreed_time = AgreedTime(
             self.node_id, plane.clock, plane.multiraft.leading_cores, self._voters_count
         )
-        rows = RowQueue(engine, self.deadlines, self.agreed_time.latest_ms)
+        rows = RowQueue(engine, self.deadlines, self.agreed_time.latest_ms, plane.clock.wall_ms)
+        self.transaction_rows = rows
         self.transactions = TransactionCoordinator(engine, rows, self.deadlines, config)
         self.led_transactions = LeaderTransactions(
             engine,

@@ -21,6 +21,7 @@ import trio
 
 from raftmq.node.metrics.families import TURN_S
 from raftmq.node.metrics.partitions import first_kept_offset
+from raftmq.node.metrics.transactions import OLDEST_MAX, Census
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ async def describe(node: Node) -> dict[str, Any]:
         "not_running": await _not_running(node),
         "unheld": await _unheld(node),
         "groups": await _groups(node),
+        "transactions": await _transactions(node),
         "peers": {
             str(node_id): {
                 "queued_bytes": queued,
@@ -244,6 +246,56 @@ async def _groups(node: Node) -> dict[str, Any]:
         }
         await turns.pause()
     return rows
+
+
+async def _transactions(node: Node) -> dict[str, Any]:
+    """What this node owes, and has parked; and the oldest open ones of the cluster."""
+    known = node.control.engine.image.transactions
+    census = Census(node.plane.clock.wall_ms())
+    turns = _Turns()
+    for _ in census.take(known):
+        await turns.pause()
+    owed = []
+    owed_count = 0
+    for one in known.decided_after(0):
+        for topic_id, index in sorted(one.partitions):
+            partition = node.partitions.registry.by_id(topic_id, index)
+            if partition is None or not partition.is_leader:
+                continue
+            owed_count += 1
+            if owed_count <= OLDEST_MAX:
+                owed.append(
+                    {
+                        "topic": partition.name.topic,
+                        "partition": index,
+                        "transactional_id": one.transactional_id,
+                        "is_commit": one.state.is_commit,
+                    }
+                )
+        await turns.pause()
+    return {
+        "is_offered": node.transactions.is_offered,
+        "ids": len(known.ids),
+        "decided": len(known.decided),
+        "parked_requests": node.transactions.parked_count,
+        "rows_waiting": len(node.transaction_rows),
+        "markers_under_way": node.led_transactions.ends_under_way,
+        "owed_markers": owed_count,
+        "first_owed_markers": owed,
+        "oldest_open": [
+            {
+                "transactional_id": one.transactional_id,
+                "state": one.state.label,
+                "producer_id": one.records_producer_id,
+                "epoch": one.epoch,
+                "timeout_ms": one.timeout_ms,
+                "open_ms": max(0, census.now_ms - one.started_at_ms),
+                "partitions": len(one.partitions),
+                "groups": list(one.groups[:OLDEST_MAX]),
+            }
+            for one in census.oldest
+        ],
+    }
 
 
 def diagnose(node: Node, partition: Partition, replica: Replica) -> list[str]:

@@ -635,6 +635,14 @@ class Partition:
         committed_end = self._committed_end
         return self._stable_end(committed_end, self._readable_end(committed_end))
 
+    @property
+    def stable_lag(self) -> int | None:
+        """How many offsets consumers of committed records stop before those of all records; None
+        while that is not known: looking does not find it out."""
+        if not self._is_internal and self._producers.is_hidden:
+            return None
+        return self.readable_end - self.stable_end
+
     def _readable_end(self, committed_end: Offset) -> Offset:
         start = min(self.replica.log_start_offset, committed_end)
         return max(start, self.replica.log.records_end(committed_end))

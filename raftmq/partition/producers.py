@@ -565,6 +565,11 @@ class PartitionProducers:
             self.read_on()
         return not self._is_hidden
 
+    @property
+    def is_hidden(self) -> bool:
+        """True while what the log says is not known; looking does not read it."""
+        return self._is_hidden
+
     def last_stable_offset(self, end: Offset) -> Offset | None:
         """Where read_committed consumers must stop, where all below `end` is committed; None while
         that cannot be told: see `work_on`."""

@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import (
+    UNDATED,
     AddPartitions,
     EndTransaction,
     InitProducer,
@@ -454,6 +455,9 @@ class Filters:
             return False
         if self.running_for_ms >= 0:
             is_running = known.state is TransactionState.ONGOING or known.state.is_prepared
-            if not is_running or now_ms - known.started_at_ms <= self.running_for_ms:
+            is_dated = known.started_at_ms != UNDATED
+            if not (is_running and is_dated) or (
+                now_ms - known.started_at_ms <= self.running_for_ms
+            ):
                 return False
         return self.pattern is None or self.pattern.fullmatch(known.transactional_id) is not None

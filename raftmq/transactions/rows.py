@@ -40,15 +40,17 @@ class RowQueue:
         engine: CommandSink,
         deadlines: Deadlines,
         now_ms: Callable[[], int | None],
+        wall_ms: Callable[[], int],
         *,
         rows_per_command_max: int = ROWS_PER_COMMAND_MAX,
         rows_waiting_max: int = ROWS_WAITING_MAX,
     ) -> None:
         """`now_ms` tells what time it is at the latest, as a majority of clocks says; None where
-        that is not known."""
+        that is not known. `wall_ms`: this node's own clock, for people alone."""
         self._engine = engine
         self._deadlines = deadlines
         self._now_ms = now_ms
+        self._wall_ms = wall_ms
         self._per_command_max = rows_per_command_max
         self._waiting_max = rows_waiting_max
         self._waiting: deque[tuple[Row, Promise[RowDone]]] = deque()
@@ -84,7 +86,9 @@ class RowQueue:
         self.commands_count += 1
         now_ms = self._now_ms()
         command = TransactionRows(
-            rows=tuple(row for row, _ in taken), now_ms=UNDATED if now_ms is None else now_ms
+            rows=tuple(row for row, _ in taken),
+            now_ms=UNDATED if now_ms is None else now_ms,
+            said_ms=self._wall_ms(),
         )
 
         def done(outcome: Promise[RowsDone]) -> None:

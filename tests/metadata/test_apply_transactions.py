@@ -11,7 +11,7 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.apply_transactions import PRODUCER_ID_END
+from raftmq.metadata.apply_transactions import PRODUCER_ID_END, apply_rows
 from raftmq.metadata.commands import (
     UNDATED,
     CommitMany,
@@ -605,6 +605,20 @@ def _forgetting(machine: Transactions, **fields: object) -> ForgetId:
     return msgspec.structs.replace(row, **fields)
 
 
+def test_people_are_told_when_it_began_where_no_majority_tells_the_time() -> None:
+    machine = Transactions()
+    machine.init()
+    rows = (machine.adding((A, 0)),)
+    machine.image, _ = apply_rows(
+        machine.image, TransactionRows(rows=rows, now_ms=UNDATED, said_ms=70)
+    )
+    assert machine.known().started_at_ms == 70
+    assert machine.known().changed_at_ms == UNDATED, "expiry goes by no single clock"
+    rows = (machine.ending(True, protocol=2),)
+    machine.image, _ = apply_rows(machine.image, TransactionRows(rows=rows, now_ms=90, said_ms=80))
+    assert machine.known().changed_at_ms == 90
+
+
 def test_an_id_is_forgotten_unless_anything_happened_since() -> None:
     machine = Transactions()
     number = machine.row(InitProducer(transactional_id=ID, timeout_ms=1), now_ms=50).producer_id
@@ -860,21 +874,3 @@ def test_expiry_spares_pending_offsets_and_their_group() -> None:
     machine.apply(msgspec.structs.replace(command, coordinator_epoch=machine.group_epoch))
     machine.end(True)
     assert machine.offset() == 7, "a group without offsets yet"
-
-
-@pytest.mark.parametrize("protocol", [1, 2])
-def test_who_was_too_slow_goes_on_unless_another_began(protocol: int) -> None:
-    """Its producer names what it had, and is told who it is now (KIP-360)."""
-    machine = Transactions()
-    machine.init()
-    had = machine.known().credentials
-    machine.add((A, 0), protocol=protocol)
-    machine.row(machine.expiring())
-    machine.report_all()
-    now = machine.known().credentials
-    assert now == (had[0], had[1] + 1)
-    told = machine.init(named=had)
-    assert (told.code, told.producer_id, told.epoch) == (0, *now)
-    other = machine.init()
-    assert other.epoch > told.epoch
-    assert machine.init(named=had).code == ErrorCode.PRODUCER_FENCED

@@ -29,6 +29,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from raftmq.config import NodeConfig
 from raftmq.counts import BUCKET_COUNT, Histogram, TopicCounts
+from raftmq.metadata.commands import UNDATED
+from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
 from raftmq.node.loop_watch import (
     FROZEN_MIN,
     FULL_COLLECTIONS,
@@ -40,7 +42,8 @@ from raftmq.node.metrics import exposition
 from raftmq.node.metrics.exposition import COLLECTORS, Exposition, write
 from raftmq.node.metrics.families import OTHER, Family, Metric
 from raftmq.node.metrics.node import SERVER
-from raftmq.node.metrics.partitions import PARTITIONS
+from raftmq.node.metrics.partitions import GROUPS, PARTITIONS
+from raftmq.node.metrics.transactions import TRANSACTIONS
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.types import TopicPartition
 from tests.live.harness import Cluster, wait_until
@@ -212,6 +215,9 @@ class FakeNode:
                     lag=0,
                     settings=settings,
                     parked_produces_count=1,
+                    is_leader=True,
+                    readable_end=10,
+                    stable_lag=2,
                 ),
                 Some(),
             )
@@ -250,6 +256,8 @@ async def test_what_is_too_much_is_summed(monkeypatch: pytest.MonkeyPatch) -> No
     kept = [labels["topic"] for labels, _ in page.rows(name)]
     assert kept == ["t0000", "t0001", "t0002", "t0003", OTHER]
     assert page.value(name, topic=OTHER) == 6 * 7
+    assert page.value("raftmq_partition_last_stable_offset", topic="t0003") == 8
+    assert page.value("raftmq_partition_stable_lag_messages", topic=OTHER) == 6 * 2
     replicas = page.rows("raftmq_partition_replicas")
     assert [value for _, value in replicas] == [3, 4, 3, 3, 6 * 3]
     assert page.value("raftmq_partitions_left_out") == 6
@@ -360,6 +368,84 @@ def test_text_is_what_prometheus_client_writes(
     assert write(families, is_openmetrics=True) + "# EOF\n" == wanted
 
 
+# ---- transactions ----
+
+
+def transaction(number: int, state: TransactionState, started_at_ms: int) -> Transaction:
+    return Transaction(
+        transactional_id=f"x{number:03}",
+        producer_id=number,
+        epoch=0,
+        timeout_ms=1_000,
+        txn_seq=1,
+        state=state,
+        decision=number if state.is_prepared else 0,
+        started_at_ms=started_at_ms,
+    )
+
+
+async def test_transactions_by_state_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "COLLECTORS", (TRANSACTIONS,))
+    ongoing, prepared = TransactionState.ONGOING, TransactionState.PREPARE_ABORT
+    ids = [transaction(i, ongoing, 100_000 + i) for i in range(300)]
+    ids += [transaction(i, ongoing, 97_990 + i) for i in range(300, 320)]  # 11 are overdue
+    ids += [transaction(400, prepared, 99_000), transaction(401, ongoing, UNDATED)]
+    ids += [transaction(500, TransactionState.COMPLETE_COMMIT, 1)]
+    node: Any = SimpleNamespace(
+        engine=SimpleNamespace(image=SimpleNamespace(transactions=transactions_of(ids, 1))),
+        plane=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 100_300)),
+    )
+    body, _ = await Exposition(node).render("text/plain")
+    page = Page(body.decode())
+    name = "raftmq_transactional_ids"
+    shown = {labels["state"]: value for labels, value in page.rows(name)}
+    assert shown == {
+        "Empty": 0,
+        "Ongoing": 321,
+        "PrepareCommit": 0,
+        "PrepareAbort": 1,
+        "CompleteCommit": 1,
+        "CompleteAbort": 0,
+    }
+    assert page.value("raftmq_transactions_decided") == 1
+    assert page.value("raftmq_transaction_oldest_open_seconds") == 2.01
+    assert page.value("raftmq_transactions_overdue") == 10
+
+
+async def test_the_lag_of_a_group_by_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "COLLECTORS", (GROUPS,))
+    job = SimpleNamespace(run=lambda: None, timestamp=None)
+    replica = SimpleNamespace(
+        log_start_offset=0, log=SimpleNamespace(timestamp_job=lambda _offset: job)
+    )
+    held = {0: 0, 1: 4, 2: None, 3: 1}
+    partitions = {
+        index: SimpleNamespace(
+            is_leader=True, readable_end=10, stable_lag=lag, replica=replica, group=index
+        )
+        for index, lag in held.items()
+    }
+    offsets = {TopicPartition("t", index): SimpleNamespace(offset=3) for index in held}
+    groups = SimpleNamespace(names=lambda: ["g"], groups={"g": SimpleNamespace(offsets=offsets)})
+    node: Any = SimpleNamespace(
+        engine=SimpleNamespace(image=SimpleNamespace(groups=groups)),
+        partitions=SimpleNamespace(
+            registry=SimpleNamespace(by_name=lambda _topic, index: partitions[index])
+        ),
+        config=SimpleNamespace(metrics_groups_max=3),
+        plane=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 0)),
+    )
+    body, _ = await Exposition(node).render("text/plain")
+    page = Page(body.decode())
+    shown = {
+        labels["partition"]: value
+        for labels, value in page.rows("raftmq_group_stable_lag_messages")
+    }
+    assert shown == {"1": 3, "-1": 6}, "where it differs, and of those without rows"
+    assert page.value("raftmq_group_lag_messages", partition="1") == 7
+    assert page.value("raftmq_group_lag_messages", partition="-1") == 7
+
+
 # ---- a cluster after known work ----
 
 
@@ -434,7 +520,8 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
         if not any(page.families[metric.name.removesuffix("_total")].samples for page in found)
     ]
     bugs = ["raftmq_connection_bugs_total", "raftmq_admin_bugs_total"]
-    assert empty == [*bugs, "raftmq_refusals_total"], "all went well"
+    stable = "raftmq_group_stable_lag_messages"
+    assert empty == [*bugs, "raftmq_refusals_total", stable], "all went well, nothing was open"
     assert all(sample.value >= 0 for page in found for sample in page.samples)
 
 
@@ -460,6 +547,8 @@ def test_each_metric_has_the_value_that_the_work_gave_it(worked: dict[str, Any])
         ("raftmq_partition_lag_messages", "m"): 0,
         ("raftmq_partition_damaged_messages", "m"): 0,
         ("raftmq_group_lag_messages", "m"): 60,
+        ("raftmq_partition_last_stable_offset", "m"): 100,
+        ("raftmq_partition_stable_lag_messages", "m"): 0,
     }
     shown = {(name, topic): total(found, name, topic=topic) for name, topic in exact}
     assert shown == exact
@@ -492,6 +581,10 @@ def test_sums_over_the_cluster(worked: dict[str, Any]) -> None:
         "raftmq_topics_left_out": 0,
         "raftmq_group_lags_left_out": 0,
         "raftmq_parked_produces": 0,
+        "raftmq_transactional_ids": 0,
+        "raftmq_transactions_decided": 0,
+        "raftmq_transactions_overdue": 0,
+        "raftmq_transaction_rows_total": 0,
         "raftmq_request_memory_waiting": 0,
         "raftmq_request_memory_limit_bytes": 3 * (256 << 20),
         "raftmq_open_files_limit": 3 * 5000,

@@ -70,6 +70,38 @@ def test_a_healthy_cluster(three: Cluster, topic: str) -> None:
     assert "in trouble" not in text
 
 
+def test_a_node_tells_of_transactions(three: Cluster, topic: str) -> None:
+    """One is open: its id, for how long, its groups; nothing is owed, nothing waits."""
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": three.bootstrap, "transactional.id": "shop-1"}
+    )
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("s", b"x", partition=0)
+    assert producer.flush(30) == 0
+
+    def told_by_all() -> list[dict[str, Any]]:
+        return [node.get("/status")["transactions"] for node in three.live]
+
+    wait_until(lambda: all(one["oldest_open"] for one in told_by_all()), 30, "all nodes know it")
+    told = told_by_all()
+    producer.abort_transaction(60)
+    for one in told:
+        assert (one["is_offered"], one["ids"], one["decided"]) == (True, 1, 0)
+        assert (one["parked_requests"], one["rows_waiting"], one["owed_markers"]) == (0, 0, 0)
+        (opened,) = one["oldest_open"]
+        assert 0 <= opened.pop("open_ms") < 60_000
+        assert opened.pop("producer_id") >= 0
+        assert opened.pop("epoch") >= 0
+        assert opened == {
+            "transactional_id": "shop-1",
+            "state": "Ongoing",
+            "timeout_ms": 60_000,
+            "partitions": 1,
+            "groups": [],
+        }
+
+
 def test_a_node_tells_its_side(three: Cluster, topic: str) -> None:
     for node in three.live:
         told = node.get("/status")

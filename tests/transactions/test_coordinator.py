@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from raftmq.errors import ErrorCode
+from raftmq.metadata.commands import UNDATED
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.transactions.coordinator import (
     ID_BYTES_MAX,
@@ -248,3 +250,6 @@ def test_what_is_listed(filters: Filters, is_listed: bool) -> None:
         started_at_ms=5_000,
     )
     assert filters.lets_through(known, 6_000) is is_listed
+    undated = msgspec.structs.replace(known, started_at_ms=UNDATED)
+    is_dated = filters.running_for_ms < 0
+    assert filters.lets_through(undated, 6_000) is (is_listed and is_dated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import InitProducer, TransactionRows
+from raftmq.metadata.commands import UNDATED, InitProducer, TransactionRows
 from raftmq.transactions.rows import COMMANDS_IN_FLIGHT_MAX, RowQueue
 from tests.transactions.world import World
 
@@ -54,9 +54,20 @@ def test_what_is_lost_is_unknown() -> None:
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
 
 
+def test_what_the_nodes_clock_says_travels_beside_the_agreed_time() -> None:
+    world = World()
+    world.engine.is_prompt = False
+    rows = RowQueue(world.engine, world.deadlines, lambda: None, world.clock.wall_ms)
+    rows.add(row("x"))
+    world.run()
+    ((command, _),) = world.engine.under_way
+    assert (command.now_ms, command.said_ms) == (UNDATED, world.clock.wall_ms())
+
+
 def test_what_waits_is_bounded() -> None:
     world = World()
-    rows = RowQueue(world.engine, world.deadlines, lambda: None, rows_waiting_max=2)
+    clock = world.clock.wall_ms
+    rows = RowQueue(world.engine, world.deadlines, lambda: None, clock, rows_waiting_max=2)
     promises = [rows.add(row(f"x{number}")) for number in range(3)]
     with pytest.raises(KafkaError) as caught:
         promises[2].result()

@@ -124,7 +124,7 @@ class World:
         self.engine = Engine()
         self.machine = self.engine.machine
         config = config or TransactionConfig()
-        self.rows = RowQueue(self.engine, self.deadlines, self.clock.wall_ms)
+        self.rows = RowQueue(self.engine, self.deadlines, self.clock.wall_ms, self.clock.wall_ms)
         self.coordinator = TransactionCoordinator(self.engine, self.rows, self.deadlines, config)
         self.partitions: dict[tuple[TopicId, int], FakePartition] = {}
         self.leader = LeaderTransactions(

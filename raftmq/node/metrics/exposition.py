@@ -28,12 +28,20 @@ from prometheus_client.utils import floatToGoString
 from raftmq.node.metrics.families import TURN_S, Collector, Family, Scrape, Work
 from raftmq.node.metrics.node import NODE_METRICS, PEERS, SCRAPE_TURN, SERVER
 from raftmq.node.metrics.partitions import GROUPS, PARTITIONS, Ages
+from raftmq.node.metrics.transactions import TRANSACTIONS
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
 
 
-COLLECTORS: Final[tuple[Collector, ...]] = (NODE_METRICS, SERVER, PARTITIONS, PEERS, GROUPS)
+COLLECTORS: Final[tuple[Collector, ...]] = (
+    NODE_METRICS,
+    SERVER,
+    PARTITIONS,
+    PEERS,
+    GROUPS,
+    TRANSACTIONS,
+)
 
 
 def read(collectors: Sequence[Collector], node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:

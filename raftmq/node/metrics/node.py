@@ -107,6 +107,54 @@ counter(
     lambda node: node.partitions.isolation.handed_over_count,
 )
 
+# ---- transactions ----
+
+gauge(
+    "raftmq_transaction_requests_parked",
+    "Requests that wait here for the markers of the transaction before theirs",
+    lambda node: node.transactions.parked_count,
+)
+counter(
+    "raftmq_transaction_rows_total",
+    "Steps of transactions that this node asked the metadata group for",
+    lambda node: node.transaction_rows.rows_count,
+)
+counter(
+    "raftmq_transaction_commands_total",
+    "Metadata commands that carried them",
+    lambda node: node.transaction_rows.commands_count,
+)
+gauge(
+    "raftmq_transaction_rows_waiting",
+    "Steps that wait for the next such command",
+    lambda node: len(node.transaction_rows),
+)
+counter(
+    "raftmq_transaction_markers_total",
+    "Ends of transactions that leaders here committed, each partition's counted",
+    lambda node: node.led_transactions.markers_count,
+)
+gauge(
+    "raftmq_transaction_markers_under_way",
+    "Ends that leaders here write just now",
+    lambda node: node.led_transactions.ends_under_way,
+)
+counter(
+    "raftmq_transaction_reports_failed_total",
+    "Reports of such ends whose outcome was unknown; they were made again",
+    lambda node: node.led_transactions.reports_failed_count,
+)
+counter(
+    "raftmq_transactions_expired_total",
+    "Transactions that this node aborted, as controller, since they took too long",
+    lambda node: node.transaction_expiry.aborted_count,
+)
+counter(
+    "raftmq_transactional_ids_forgotten_total",
+    "Transactional ids that this node forgot, as controller, since nobody used them",
+    lambda node: node.transaction_expiry.forgotten_count,
+)
+
 # ---- metadata ----
 
 gauge(

@@ -60,6 +60,11 @@ def gauge(name: str, help_text: str, read: Read) -> None:
     _TABLE.append((Metric(f"raftmq_partition_{name}", "gauge", help_text, LABELS), read))
 
 
+def _stable_end(partition: Partition) -> float | None:
+    lag = partition.stable_lag if partition.is_leader else None
+    return None if lag is None else partition.readable_end - lag
+
+
 def first_kept_offset(replica: Replica) -> Offset:
     """Where a replica's log begins, as it is told: never behind its end. One that was begun anew at
     a start within a batch lacks that batch until it comes."""
@@ -99,6 +104,16 @@ gauge(
     "lag_messages",
     "Committed messages that this replica does not have yet",
     lambda v: v.partition.lag,
+)
+gauge(
+    "last_stable_offset",
+    "Where consumers of committed records stop, told by the leader",
+    lambda v: _stable_end(v.partition),
+)
+gauge(
+    "stable_lag_messages",
+    "How far that is below the end for all consumers: a transaction is open",
+    lambda v: v.partition.stable_lag if v.partition.is_leader else None,
 )
 gauge(
     "damaged_messages",
@@ -247,6 +262,12 @@ LAG: Final = Metric(
     "Committed messages that the group has not committed yet, told by the partition's leader",
     GROUP_LABELS,
 )
+STABLE_LAG: Final = Metric(
+    "raftmq_group_stable_lag_messages",
+    "gauge",
+    "Those of them below the last stable offset; only where a transaction makes a difference",
+    GROUP_LABELS,
+)
 LAG_SECONDS: Final = Metric(
     "raftmq_group_lag_seconds",
     "gauge",
@@ -297,7 +318,7 @@ def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Off
 
 
 def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
-    left_out = left_lag = number = 0
+    left_out = left_lag = left_stable_lag = number = 0
     behind: dict[tuple[str, str, str], tuple[RaftGroupId, int]] = {}
     ages = scrape.ages
     for found in _lags(node):
@@ -306,11 +327,15 @@ def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
             continue
         labels, partition, position, lag = found
         number += 1
+        stable_lag = max(0, lag - (partition.stable_lag or 0))
         if number > node.config.metrics_groups_max:
             left_out += 1
             left_lag += lag
+            left_stable_lag += stable_lag
         else:
             scrape[LAG].add(labels, lag)
+            if stable_lag != lag:
+                scrape[STABLE_LAG].add(labels, stable_lag)
             if lag:
                 ages.want(partition, position)
                 behind[labels] = (partition.group, position)
@@ -327,8 +352,10 @@ def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
             scrape[LAG_SECONDS].add(labels, max(0, now_ms - stamp) / 1e3)
     if left_out:
         scrape[LAG].add((OTHER, OTHER, "-1"), left_lag)
+        if left_stable_lag != left_lag:
+            scrape[STABLE_LAG].add((OTHER, OTHER, "-1"), left_stable_lag)
     scrape[GROUPS_LEFT_OUT].add((), left_out)
     yield None
 
 
-GROUPS: Final = Collector((LAG, LAG_SECONDS, GROUPS_LEFT_OUT), _collect_groups)
+GROUPS: Final = Collector((LAG, STABLE_LAG, LAG_SECONDS, GROUPS_LEFT_OUT), _collect_groups)

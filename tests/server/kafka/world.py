@@ -188,7 +188,7 @@ class World:
             coordinator=None,
             transactions=TransactionCoordinator(
                 self.engine,
-                RowQueue(self.engine, self.bench.deadlines, self.bench.clock.wall_ms),
+                RowQueue(self.engine, self.bench.deadlines, *[self.bench.clock.wall_ms] * 2),
                 self.bench.deadlines,
                 TransactionConfig(),
             ),
