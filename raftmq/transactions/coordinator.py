@@ -271,14 +271,22 @@ class TransactionCoordinator:
 
     # ---- what operators ask ----
 
+    def catch_up(self) -> Promise[bool]:
+        """Kept once this node's image is as new as the call, with True; with False where no
+        majority of the metadata group answered."""
+        told: Promise[bool] = Promise()
+        barrier = self._engine.read_barrier(timeout_ms=BARRIER_TIMEOUT_MS)
+        barrier.when_done(lambda done: told.resolve(done.error is None))
+        return told
+
     def describe(
         self, transactional_ids: Sequence[str]
     ) -> Promise[dict[str, Transaction | ErrorCode]]:
         """These ids as they are now; TRANSACTIONAL_ID_NOT_FOUND for those that are not."""
         told: Promise[dict[str, Transaction | ErrorCode]] = Promise()
 
-        def done(barrier: Promise[None]) -> None:
-            if barrier.error is not None:
+        def done(is_current: Promise[bool]) -> None:
+            if not is_current.result():
                 unknown = ErrorCode.COORDINATOR_NOT_AVAILABLE
                 told.resolve(dict.fromkeys(transactional_ids, unknown))
                 return
@@ -286,7 +294,7 @@ class TransactionCoordinator:
             missing = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
             told.resolve({name: found.get(name, missing) for name in transactional_ids})
 
-        self._engine.read_barrier(timeout_ms=BARRIER_TIMEOUT_MS).when_done(done)
+        self.catch_up().when_done(done)
         return told
 
     # ---- rows ----

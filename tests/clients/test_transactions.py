@@ -96,7 +96,7 @@ def test_what_is_committed_is_read_and_what_is_aborted_is_not(
         else:
             made.commit_transaction(TIMEOUT_S)
     committed = sorted(f"{number}-{n}" for number in (0, 2, 4) for n in range(2 * PARTITIONS))
-    assert read(shared_cluster, unique) == committed
+    wait_until(lambda: read(shared_cluster, unique) == committed, TIMEOUT_S)
     assert len(read(shared_cluster, unique, "read_uncommitted")) == 12 * PARTITIONS
 
 
@@ -131,7 +131,7 @@ def test_a_zombie_is_fenced_and_leaves_nothing(shared_cluster: Cluster, unique: 
     successor.begin_transaction()
     send(successor, unique, "successor")
     successor.commit_transaction(TIMEOUT_S)
-    assert read(shared_cluster, unique) == ["successor"]
+    wait_until(lambda: read(shared_cluster, unique) == ["successor"], TIMEOUT_S)
 
 
 def test_a_transaction_that_runs_for_too_long_is_aborted(
@@ -191,13 +191,11 @@ def test_a_hundred_partitions_and_a_large_record_in_one_transaction(
             made.abort_transaction(TIMEOUT_S)
     with consumer(shared_cluster, f"{unique}-reader", isolation_level="read_committed") as reader:
         reader.assign([TopicPartition(unique, index, 0) for index in range(100)])
+        # The answer to a commit comes with the decision: markers may be written a moment later.
         seen: dict[int, int] = {}
-        ended = 0
-        while ended < 100:
+        while sum(seen.values()) < 100:
             message = reader.poll(TIMEOUT_S)
             assert message is not None
             if message.error() is None:
                 seen[message.partition()] = seen.get(message.partition(), 0) + 1
-            else:
-                ended += 1
     assert seen == dict.fromkeys(range(100), 1)

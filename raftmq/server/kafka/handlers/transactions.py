@@ -6,7 +6,7 @@ nothing. InitProducerId is `producers.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import re2
@@ -20,7 +20,7 @@ from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, value_of
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, value_of
 from raftmq.transactions.coordinator import Filters, ProducerResult
 from raftmq.types import ProducerId, TopicId
 
@@ -66,7 +66,7 @@ def add_partitions(broker: Broker, context: RequestContext, request: Struct) -> 
         return Struct(results_by_topic_v3_and_below=rows)
     results = []
     if any(one.verify_only for one in request.transactions):
-        yield from value_of(broker.transactions.describe([]))  # an image as new as the question
+        yield from value_of(broker.transactions.catch_up())
     for one in request.transactions:
         if one.verify_only:
             codes = yield from _verified(broker, one)
@@ -235,7 +235,7 @@ def _commit(
     # protocol 2 it is added here, once the transaction before has ended.
     if not broker.transactions.has_group(*who, request.group_id):
         if protocol == 1:
-            yield from value_of(broker.transactions.describe(who[:1]))
+            yield from value_of(broker.transactions.catch_up())
         else:
             code = yield from value_of(
                 broker.transactions.add_partitions(*who, protocol=2, groups=[request.group_id])
@@ -296,30 +296,35 @@ def end_txn(broker: Broker, context: RequestContext, request: Struct) -> Work[St
 
 def write_markers(broker: Broker, _context: RequestContext, request: Struct) -> Work[Struct]:
     """Answer WriteTxnMarkers of an operator: the abort of what nobody will end any more."""
-    yield from value_of(broker.transactions.describe([]))  # an image as new as the question
+    is_current = yield from value_of(broker.transactions.catch_up())
     markers = []
     for marker in request.markers:
-        names: list[tuple[str, int]] = []
-        ends: list[ErrorCode | Promise[ErrorCode]] = []
+        ends: dict[tuple[str, int], ErrorCode | Promise[ErrorCode]] = {}
+        for name, index in _named(marker.topics):
+            if len(ends) % TURN_PARTITIONS == 0:
+                yield None
+            if (name, index) not in ends:
+                unknown = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                end = _abort_orphan(broker, marker, name, index) if is_current else unknown
+                ends[name, index] = end
+        codes = dict(zip(ends, (yield from all_of(list(ends.values()))), strict=True))
+        topics = []
         for topic in marker.topics:
-            for index in topic.partition_indexes:
-                if len(names) % TURN_PARTITIONS == 0:
-                    yield None
-                names.append((topic.name, index))
-                ends.append(_abort_orphan(broker, marker, topic.name, index))
-        codes = dict(zip(names, (yield from all_of(ends)), strict=True))
-        topics = [
-            Struct(
-                name=topic.name,
-                partitions=[
-                    Struct(partition_index=index, error_code=int(codes[topic.name, index]))
-                    for index in topic.partition_indexes
-                ],
+            rows = yield from in_turns(
+                topic.partition_indexes,
+                lambda index, name=topic.name, codes=codes: Struct(  # type: ignore[misc]
+                    partition_index=index, error_code=int(codes[name, index])
+                ),
             )
-            for topic in marker.topics
-        ]
+            topics.append(Struct(name=topic.name, partitions=rows))
         markers.append(Struct(producer_id=marker.producer_id, topics=topics))
     return Struct(markers=markers)
+
+
+def _named(topics: Sequence[Struct]) -> Iterator[tuple[str, int]]:
+    for topic in topics:
+        for index in topic.partition_indexes:
+            yield topic.name, index
 
 
 def _abort_orphan(
