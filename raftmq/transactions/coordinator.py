@@ -223,6 +223,10 @@ class TransactionCoordinator:
         is_for_one = protocol == 1
         return self._credentials(transactional_id, make, waits=False, is_for_one=is_for_one)
 
+    def is_ending(self, transactional_id: str) -> bool:
+        """True while this node's image shows a decision that is not carried out everywhere."""
+        return _is_ending(self._engine.image.transactions.get(transactional_id))
+
     def has_group(self, transactional_id: str, producer_id: int, epoch: int, group: str) -> bool:
         """True when this node's image shows the group in the producer's running transaction."""
         known = self._engine.image.transactions.get(transactional_id)

@@ -231,17 +231,16 @@ def _commit(
 ) -> Work[dict[tuple[str, int], ErrorCode]]:
     who = request.transactional_id, request.producer_id, request.producer_epoch
     is_named = version >= _MEMBER_NAMED_FROM
-    # The group is part of the transaction in an image as new as the answer of AddOffsetsToTxn; by
-    # protocol 2 it is added here, once the transaction before has ended.
-    if not broker.transactions.has_group(*who, request.group_id):
-        if protocol == 1:
-            yield from value_of(broker.transactions.catch_up())
-        else:
-            code = yield from value_of(
-                broker.transactions.add_partitions(*who, protocol=2, groups=[request.group_id])
-            )
-            if code is not ErrorCode.NONE:
-                return dict.fromkeys(known, commit_code(code, version))
+    if protocol == 1 and not broker.transactions.has_group(*who, request.group_id):
+        # It is part of the transaction in an image as new as the answer of AddOffsetsToTxn.
+        yield from value_of(broker.transactions.catch_up())
+    elif protocol == 2 and broker.transactions.is_ending(request.transactional_id):
+        # The commit itself would add the group, but it would not wait for that end.
+        code = yield from value_of(
+            broker.transactions.add_partitions(*who, protocol=2, groups=[request.group_id])
+        )
+        if code is not ErrorCode.NONE:
+            return dict.fromkeys(known, commit_code(code, version))
     codes: Promise[tuple[ErrorCode, ...]] = broker.coordinator.commit(
         request.group_id,
         request.generation_id if is_named else -1,
