@@ -113,6 +113,10 @@ class NoTransactions:
 NO_TRANSACTIONS: Final = NoTransactions()
 
 
+WHATEVER_SEQ: Final = (1 << 63) - 1
+"""Not below the number of any transaction."""
+
+
 @frozen(slots=True, kw_only=True)
 class Decided:
     """How a transaction ended; what `Partition.end_transaction` is given.
@@ -120,6 +124,8 @@ class Decided:
     Attributes:
         producer_epoch: the marker's. Under protocol 1 that of the data, or above it where the
             producer was fenced; under protocol 2 always above it.
+        txn_seq: of the transaction that is to end; WHATEVER_SEQ: of an orphan, where the metadata
+            group knows of none, whichever this leader took it for.
         protocol: 1 (KIP-98) or 2 (KIP-890).
     """
 

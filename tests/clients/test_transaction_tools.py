@@ -16,14 +16,18 @@ from tests.live.load import create_topic
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.polyglot]
 
 
-def run(name: str, *words: str) -> str:
-    done = subprocess.run(
+def attempt(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [*kafka_command(), f"org.apache.kafka.tools.{name}", *words],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def run(name: str, *words: str) -> str:
+    done = attempt(name, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -63,6 +67,11 @@ def test_an_open_transaction_is_listed_described_and_ended(
     # It is not orphaned: its coordinator ends it, and nobody else.
     hanging = ("find-hanging", "--topic", unique, "--max-transaction-timeout", "0")
     assert transactions(shared_cluster, *hanging) == []
+    abort = ("--bootstrap-server", shared_cluster.bootstrap, "abort", *at, "--start-offset", "0")
+    refused = attempt("TransactionsCommand", *abort)
+    assert refused.returncode != 0
+    assert "attempted a transactional operation in an invalid state" in refused.stderr
+    assert listed() == ["Ongoing"]
     end = ("forceTerminateTransaction", "--transactionalId", unique)
     run("TransactionsCommand", "--bootstrap-server", shared_cluster.bootstrap, *end)
     wait_until(lambda: listed() == ["Empty"], 60, "as by a newer producer")

@@ -12,6 +12,7 @@ from raftmq.partition.batch_opening import VERIFIED_WITHIN_MS_MAX, InlineBudget
 from raftmq.partition.ports import AppendResult
 from raftmq.partition.settings import PartitionSettings
 from raftmq.partition.transactions import (
+    WHATEVER_SEQ,
     Added,
     Asked,
     Decided,
@@ -443,3 +444,13 @@ def test_leadership_that_ends_in_an_append_ends_all_that_waits(
     plain = bench.produce(b"p", pid=-1)
     assert code(plain) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert code(held) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_an_orphan_that_this_leader_took_is_ended_too() -> None:
+    """The metadata group shows no transaction there any more, whatever the leader remembers."""
+    bench = Bench()
+    assert code(bench.produce(b"a")) is NONE
+    bench.end(seq=0)
+    assert bench.stored == [b"a"], "an end of an earlier transaction does not"
+    bench.end(seq=WHATEVER_SEQ)
+    assert bench.stored == [b"a", b"end"]

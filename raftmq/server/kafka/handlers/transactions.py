@@ -15,7 +15,7 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import CommittedOffset
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.partition.partition import Partition
-from raftmq.partition.transactions import Decided
+from raftmq.partition.transactions import WHATEVER_SEQ, Decided
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
@@ -343,7 +343,7 @@ def _abort_orphan(
     decided = Decided(
         producer_id=ProducerId(marker.producer_id),
         producer_epoch=marker.producer_epoch,
-        txn_seq=-1,
+        txn_seq=WHATEVER_SEQ,
         is_commit=False,
         protocol=1,
     )
