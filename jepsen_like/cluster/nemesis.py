@@ -263,10 +263,10 @@ class Nemesis:
             )
 
     def _stale_metadata(self) -> None:
-        """A node hears nothing new of the metadata group, and of all else as before: its image
-        grows old, and it may come to lead partitions with it."""
+        """A node hears of the metadata group late, or not at all, and of all else as before: its
+        image grows old, and it may come to lead partitions with it."""
         node_id, stale = int(self._up_node().node_id), self._world.wires.stale
-        stale[node_id] = True
+        stale[node_id] = self._random.choice((0.0, self._random.uniform(50.0, 400.0)))
 
         def end() -> None:
             if not self._is_stopped:

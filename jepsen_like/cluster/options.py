@@ -85,7 +85,10 @@ class ClusterOptions:
     historians: int = 1
     transactional: int = 0
     """So many transactional ids have producers, the first one two of them."""
+    transaction_protocols: tuple[int, ...] = (1, 2)
     transaction_timeout_ms: int = 1_500
+    transaction_pauses: float = 0.1
+    """Share of the transactions that stand still for about as long as that."""
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000

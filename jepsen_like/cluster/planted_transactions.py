@@ -9,19 +9,33 @@ from __future__ import annotations
 from typing import Any, Final
 
 import attrs
+from msgspec.structs import replace
 
 from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq.errors import ErrorCode
 from raftmq.metadata import apply_groups, apply_transactions
+from raftmq.metadata.commands import AbortExpired
 from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.metadata.transactions import NO_TRANSACTIONS
 from raftmq.partition.producers import PartitionProducers
+from raftmq.partition.transactions import Added
 from raftmq.promise import Promise
 from raftmq.replication.replica import Replica
 from raftmq.transactions.coordinator import ProducerResult, TransactionCoordinator
 from raftmq.transactions.leader import LeaderTransactions
 from raftmq.types import Offset
+
+_abort_expired = apply_transactions._abort_expired
+
+
+def _whichever_runs(draft: Any, row: AbortExpired) -> Any:
+    """Whatever the producer runs by now expires in place of what did."""
+    known = draft.ids.get(row.transactional_id)
+    if known is not None:
+        row = replace(row, producer_id=known.producer_id, epoch=known.epoch, txn_seq=known.txn_seq)
+    return _abort_expired(draft, row)
+
 
 _encode_snapshot = SnapshotEncoder.encode
 
@@ -47,6 +61,14 @@ def _answered_at_once(
     return Promise.resolved(ProducerResult(ErrorCode.NONE, *after))
 
 
+_end_at_leader = LeaderTransactions._end
+
+
+def _reported_before_commit(self: LeaderTransactions, key: Any, partition: Any, known: Any) -> None:
+    _end_at_leader(self, key, partition, known)
+    self._report(key, known.marker[0], known.txn_seq)
+
+
 def _nothing_aborted(_self: PartitionProducers, _start: Offset, _end: Offset) -> list[Any]:
     return []
 
@@ -63,6 +85,15 @@ def _always_kept(group: Any, producer_id: int, _is_commit: bool) -> Any:
     return _settle(group, producer_id, True)
 
 
+def _always_dropped(group: Any, producer_id: int, _is_commit: bool) -> Any:
+    return _settle(group, producer_id, False)
+
+
+def _whoever_comes(self: LeaderTransactions, asked: Any) -> Added:
+    known = self._engine.image.transactions.of_producer(asked.producer_id)
+    return Added(1 if known is None else known.txn_seq)
+
+
 _retain = Replica.retain
 
 
@@ -70,7 +101,41 @@ def _retained_to_watermark(self: Replica, _below: Offset) -> Any:
     return _retain(self, self.high_watermark)
 
 
+_decide = apply_transactions.Draft.decide
+
+
+def _one_partition_forgotten(self: Any, running: Any, **named: Any) -> Any:
+    """The decision leaves out a partition, which waits for its marker for ever."""
+    key = min(running.partitions, default=None, key=str)
+    if len(running.partitions) > 1 and key is not None:
+        self.released(running, key)
+        running = self.ids[running.transactional_id]
+    return _decide(self, running, **named)
+
+
+def _with_the_same_epoch(self: Any, credentials: Any) -> Any:
+    """Nobody is fenced."""
+    del self
+    return credentials
+
+
 TRANSACTION_BUGS: Final[dict[str, Bug]] = {
+    "expiry-without-number": Bug(
+        patching(
+            (
+                apply_transactions,
+                "_ROWS",
+                {
+                    **apply_transactions._ROWS,
+                    AbortExpired: _whichever_runs,
+                },
+            )
+        ),
+        stress.hasty_transactions,
+        8,
+        (21,),
+        ("ExpiryWaits",),
+    ),
     "snapshot-without-transactions": Bug(
         patching((SnapshotEncoder, "encode", _without_transactions)),
         stress.full_logs_of_transactions,
@@ -84,6 +149,13 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         8,
         (21,),
         ("lost-transaction", "lost-transactional-offset", "committed-aborted-read"),
+    ),
+    "reported-before-marker-commits": Bug(
+        patching((LeaderTransactions, "_end", _reported_before_commit)),
+        stress.transactions,
+        8,
+        (21,),
+        ("TransactionsEnd", "committed-aborted-read", "torn-transaction", "lost-transaction"),
     ),
     "nothing-was-aborted": Bug(
         patching((PartitionProducers, "aborted", _nothing_aborted)),
@@ -106,6 +178,20 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         (21,),
         ("aborted-offset", "early-offset"),
     ),
+    "committed-offsets-dropped": Bug(
+        patching((apply_transactions, "settle_pending", _always_dropped)),
+        stress.transactions,
+        8,
+        (21,),
+        ("lost-transactional-offset",),
+    ),
+    "fenced-producer-let-in": Bug(
+        patching((LeaderTransactions, "verify", _whoever_comes)),
+        stress.transactions,
+        8,
+        (21,),
+        ("TransactionsEnd", "early-read", "committed-aborted-read"),
+    ),
     "new-leader-skips-stakes": Bug(
         patching((LeaderTransactions, "led", nothing)),
         stress.transactions,
@@ -119,5 +205,19 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         8,
         (21,),
         ("RetentionSparesTheOpen",),
+    ),
+    "decision-forgets-a-partition": Bug(
+        patching((apply_transactions.Draft, "decide", _one_partition_forgotten)),
+        stress.transactions,
+        8,
+        (21,),
+        ("TransactionsEnd", "torn-transaction", "lost-transaction"),
+    ),
+    "nobody-is-fenced": Bug(
+        patching((apply_transactions.Draft, "after", _with_the_same_epoch)),
+        stress.transactions,
+        8,
+        (21,),
+        ("SequenceAccepted", "AssertionError", "TransactionsEnd", "early-read"),
     ),
 }

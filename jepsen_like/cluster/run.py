@@ -240,7 +240,8 @@ def _start_transactions(world: ClusterWorld) -> dict[str, Promise[None]]:
     ends: dict[str, Promise[None]] = {}
     process = TRANSACTIONAL
     for number, transactional_id in enumerate([ids[0], *ids]):
-        protocol = 1 + (world.seed + max(number - 1, 0)) % 2
+        protocols = options.transaction_protocols
+        protocol = protocols[(world.seed + max(number - 1, 0)) % len(protocols)]
         producer = TransactionalProducer(world, process, transactional_id, protocol)
         ends[f"transactional {process}"] = spawn(producer.run)
         process += 1

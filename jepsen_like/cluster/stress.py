@@ -79,19 +79,24 @@ def transactions(seed: int) -> ClusterOptions:
 
 def stale_leaders(seed: int) -> ClusterOptions:
     """Leaders move all the time, to nodes whose metadata are old."""
-    return attrs.evolve(transactions(seed), fault_every_ms=(60.0, 250.0)).with_weights(
-        transfer=5, stale_metadata=5, isolate_leader=1, pause=2
-    )
+    return attrs.evolve(
+        transactions(seed),
+        transaction_protocols=(1,),
+        transaction_pauses=0.0,
+        fault_every_ms=(40.0, 160.0),
+        fault_lasts_ms=(200.0, 600.0),
+    ).with_weights(transfer=6, stale_metadata=5, isolate_leader=0.5)
 
 
 def hasty_transactions(seed: int) -> ClusterOptions:
-    """Transactions that expire about when they end, on slow disks."""
+    """Transactions that expire about when they end, while controllers are cut off and come back."""
     return attrs.evolve(
         transactions(seed),
         transaction_timeout_ms=150,
-        fsync_ms=(0.3, 10.0),
-        fault_every_ms=(200.0, 900.0),
-    )
+        transaction_pauses=0.5,
+        fault_every_ms=(100.0, 400.0),
+        fault_lasts_ms=(200.0, 600.0),
+    ).with_weights(isolate_controller=5, stale_metadata=1, pause=1)
 
 
 def full_logs_of_transactions(seed: int) -> ClusterOptions:

@@ -257,7 +257,9 @@ class TransactionalProducer:
 
     async def _write(self, running: _Running) -> None:
         random = self._kafka.random
-        pause_at = random.randrange(20)
+        pause_at = -1
+        if random.random() < self._world.options.transaction_pauses:
+            pause_at = random.randrange(len(running.batches))
         if self._protocol == 1:
             await self._add_partitions(running)
         for number, (partition, values) in enumerate(running.batches):

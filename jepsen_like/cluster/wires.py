@@ -56,8 +56,8 @@ class Wires:
         self._reorders = options.reorder
         self._cut: dict[tuple[int, int], int] = {}
         self._last: dict[tuple[int, int, bool, bool], float] = {}
-        self.stale: dict[int, bool] = {}
-        """Nodes that hear nothing new of the metadata group."""
+        self.stale: dict[int, float] = {}
+        """Nodes that hear of the metadata group so much later, in milliseconds; 0: not at all."""
         self.is_faulty = True
         self.is_stormy = False
 
@@ -120,14 +120,15 @@ class Wires:
         world = self._world
         is_ordered = kind in RELIABLE
         at_ms = world.now_ms + self.delay_ms()
-        if is_ordered or not self._reorders:
+        late_ms = self.stale.get(to, 0.0) if kind == KIND_METADATA else 0.0
+        if is_ordered or not (self._reorders or late_ms):
             stream = (sender, to, is_ordered, kind == KIND_BROKER_BEAT)  # beats have one alone
             at_ms = self._last[stream] = max(at_ms, self._last.get(stream, 0.0))
         arrival = partial(self._arrive, sender, to, kind, data, life)
-        world.schedule(at_ms - world.now_ms, arrival)
+        world.schedule(at_ms + late_ms - world.now_ms, arrival)
 
     def _arrive(self, sender: NodeId, to: NodeId, kind: int, data: bytes, life: int) -> None:
-        if kind == KIND_METADATA and to in self.stale:
+        if kind == KIND_METADATA and self.stale.get(to) == 0:
             self._world.had_effect("metadata kept back")
             return
         if (sender, to) not in self._cut:

@@ -38,13 +38,14 @@ def test_a_planted_bug_is_caught(name: str) -> None:
         "agreeing-suffix-truncated",
         "damage-served-to-clients",
         "half-is-a-majority",
+        "nothing-was-aborted",
         "read-without-quorum",
         "rubbish-ends-the-node",
         "snapshot-without-groups",
     ],
 )
 def test_a_planted_bug_is_caught_soon(name: str) -> None:
-    """One for each of seven promises, that a few seeds find; all of them are for the soak, and for
+    """One for each of eight promises, that a few seeds find; all of them are for the soak, and for
     `python -m jepsen_like planted`, which CI runs."""
     catch = hunt(name, seeds=10)
     assert catch.is_caught, str(catch)
