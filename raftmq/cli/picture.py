@@ -243,7 +243,7 @@ def take_picture(admin: Admin | None, addresses: Iterable[str], timeout_s: float
     reports = {report.address: report for report in _ask_all(list(addresses), timeout_s)}
     if admin is not None and not any(r.status for r in reports.values()):
         for address in find_addresses(admin):
-            report = reports[address] = _ask(address, timeout_s)
+            report = reports[address] = ask_node(address, timeout_s)
             if report.status is not None:
                 break  # it knows all other nodes
     while wanted := _others(reports):
@@ -287,10 +287,11 @@ def _ask_all(addresses: list[str], timeout_s: float) -> list[NodeReport]:
     if not addresses:
         return []
     with ThreadPoolExecutor(min(len(addresses), ASKED_AT_ONCE_MAX)) as pool:
-        return list(pool.map(lambda address: _ask(address, timeout_s), addresses))
+        return list(pool.map(lambda address: ask_node(address, timeout_s), addresses))
 
 
-def _ask(address: str, timeout_s: float) -> NodeReport:
+def ask_node(address: str, timeout_s: float) -> NodeReport:
+    """The `/status` of the node with that admin port, or why there is none."""
     try:
         with urllib.request.urlopen(f"http://{address}/status", timeout=timeout_s) as answer:
             body = answer.read()

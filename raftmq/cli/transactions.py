@@ -29,10 +29,12 @@ from raftmq.cli.common import (
     reported,
     show,
     show_json,
+    text_of,
 )
 from raftmq.cli.console import out
 from raftmq.cli.groups import parse_scope
 from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.picture import ask_node, find_addresses
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import LATEST, READ_COMMITTED
@@ -67,6 +69,9 @@ HANGING_COLUMNS: Final = (
 ORPHAN: Final = "(orphan)"
 HANGING_S: Final = 900.0
 """`transaction.max.timeout.ms`, as it is by default: what runs for longer should have ended."""
+
+ADMIN_TIMEOUT_S: Final = 3.0
+"""How long an admin port may take to tell of groups."""
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 
@@ -166,12 +171,15 @@ def describe(
     """Show a transactional id, and its partitions: where it is open, and what holds the last stable
     offset of each, this transaction or another one.
 
+    Groups whose offsets are part of it are told by admin ports, of the oldest open transactions.
+
     Examples: raftmq txn describe billing-1
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
         found = admin.describe_transaction(transactional_id)
         rows = _held_rows(admin, found)
         coordinator = admin.transaction_coordinator(transactional_id)
+        groups = _groups_of(admin, found, timeout)
         if as_json:
             show_json(
                 {
@@ -182,6 +190,7 @@ def describe(
                     "TIMEOUT-MS": found.timeout_ms,
                     "SINCE-MS": found.started_at_ms if found.started_at_ms >= 0 else None,
                     "COORDINATOR": coordinator,
+                    "GROUPS": groups,
                     "PARTITIONS": [dict(zip(HELD_COLUMNS, row, strict=True)) for row in rows],
                 }
             )
@@ -194,8 +203,23 @@ def describe(
         if found.started_at_ms >= 0:
             since = format_time(found.started_at_ms)
             out(f"SINCE: {since} ({_age_s(found.started_at_ms)} s)")
+        if groups:
+            out(f"GROUPS: {text_of(groups)}")
         if rows:
             show(HELD_COLUMNS, rows, as_json=False)
+
+
+def _groups_of(admin: Admin, found: TransactionDescription, timeout_s: float) -> list[str] | None:
+    """Groups of its running transaction, by the first admin port that answers; None: not told."""
+    if not found.is_open:
+        return []
+    for address in find_addresses(admin):
+        status = ask_node(address, min(timeout_s, ADMIN_TIMEOUT_S)).status
+        if status is not None:
+            oldest = status.get("transactions", {}).get("oldest_open", ())
+            told = (one for one in oldest if one["transactional_id"] == found.transactional_id)
+            return next((list(one["groups"]) for one in told), None)
+    return None
 
 
 def _held_rows(admin: Admin, found: TransactionDescription) -> list[tuple[object, ...]]:

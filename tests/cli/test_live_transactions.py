@@ -30,6 +30,9 @@ def test_a_transaction_that_was_left_open(shared_cluster: Cluster, unique: str) 
         {"bootstrap.servers": shared_cluster.bootstrap, "group.id": unique}
     )
     consumer.commit(offsets=[TopicPartition(unique, 0, 0)], asynchronous=False)
+    made.send_offsets_to_transaction(
+        [TopicPartition(unique, 1, 0)], consumer.consumer_group_metadata(), 60
+    )
     consumer.close()
 
     def told(*words: str) -> Any:
@@ -44,6 +47,7 @@ def test_a_transaction_that_was_left_open(shared_cluster: Cluster, unique: str) 
     assert told("txn", "list", "--pattern", unique, "--longer-than", "3000") == []
     found = told("txn", "describe", unique)
     assert (found["STATE"], found["TIMEOUT-MS"]) == ("Ongoing", 60_000)
+    assert found["GROUPS"] == [unique]
     (held,) = found["PARTITIONS"]
     assert held.pop("HELD-S") is not None
     assert held == {

@@ -87,6 +87,7 @@ def test_an_id_is_described_with_what_holds_its_partitions(call: Call, broker: F
         "PRODUCER-EPOCH": 3,
         "TIMEOUT-MS": 60_000,
         "COORDINATOR": 1,
+        "GROUPS": None,
     }
     assert 100 <= rows[0].pop("HELD-S") < 160
     assert rows == [
