@@ -390,6 +390,7 @@ class OwnClient:
             transactional_id=name,
             transaction_timeout_ms=timeout_ms,
             request_timeout_ms=request_ms,
+            batch_bytes=1,  # a batch for each record, five of them under way
         )
         self._opened.append(made)
         opened = OwnTransactor(made)
