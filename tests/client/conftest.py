@@ -113,8 +113,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not isinstance(item, pytest.Function) or item.path.name not in IN_TURN:
             continue
         turn = functions.setdefault(item.originalname, len(functions))
-        chosen = item.callspec.params.get("driver")
-        if item.get_closest_marker("kafka") is None and "driver" in item.callspec.params:
+        call = getattr(item, "callspec", None)  # none without parameters
+        chosen = None if call is None else call.params.get("driver")
+        if item.get_closest_marker("kafka") is None and chosen is not None:
             alone = any(mark.args[0] == "driver" for mark in item.iter_markers("parametrize"))
             if not alone and chosen != NAMES[turn % len(NAMES)]:
                 item.add_marker(pytest.mark.soak)
