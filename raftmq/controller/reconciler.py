@@ -21,13 +21,19 @@ from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicId, TopicPartition
 
 @frozen(slots=True)
 class StartReplica:
-    """Run a replica. `voters` are the members its group began with, the same on every node."""
+    """Run a replica.
+
+    Attributes:
+        voters: the members its group began with, the same on every node.
+        is_return: this node is one of those and its group has let it go since, so it is none now.
+    """
 
     group: RaftGroupId
     name: TopicPartition
     voters: tuple[ReplicaId, ...]
     preferred_leader: NodeId
     configs: Map[str, str]
+    is_return: bool = False
 
 
 @frozen(slots=True)
@@ -147,8 +153,14 @@ def _partition_actions(
     name = TopicPartition(topic.name, partition.index)
     group = topic.group_id(partition.index)
     if old is None or not _holds(old, node_id):
+        began = any(voter.node_id == node_id for voter in partition.first_voters)
         yield StartReplica(
-            group, name, partition.first_voters, partition.preferred_leader, topic.configs
+            group,
+            name,
+            partition.first_voters,
+            partition.preferred_leader,
+            topic.configs,
+            is_return=began and node_id not in partition.voters,
         )
     elif old_topic is not None and old_topic.configs != topic.configs:
         yield UpdateConfigs(name, group, topic.configs)

@@ -35,11 +35,12 @@ from raftmq.controller.reconciler import (
 )
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError, RaftmqError
+from raftmq.log.hard_state import GroupState
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import CATCH_UP_RATE
 from raftmq.metadata.configs import broker_value, effective_topic_configs
-from raftmq.metadata.image import MetadataImage, partition_target
+from raftmq.metadata.image import MetadataImage, all_partitions, partition_target
 from raftmq.node.data_plane import DataPlane
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry
@@ -51,10 +52,23 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Role, SoftState
 from raftmq.replication.durability import JournalFailedError
-from raftmq.replication.recovery import Opening, ReplicaOpener
+from raftmq.replication.recovery import (
+    Opening,
+    ReplicaOpener,
+    fresh_storage,
+    take_fresh_identity,
+)
 from raftmq.replication.replica import Replica
 from raftmq.transactions.leader import LeaderTransactions
-from raftmq.types import NodeId, Offset, RaftGroupId, RaftIndex, TopicId, TopicPartition
+from raftmq.types import (
+    METADATA_GROUP,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    TopicId,
+    TopicPartition,
+)
 
 logger = structlog.get_logger("raftmq.partitions")
 
@@ -78,6 +92,8 @@ SCRUB_ROUND_S: Final = 3.0
 pause."""
 RETAIN_TURN: Final = 64
 """Logs that one turn of the loop checks for retention."""
+MARKS_TURN: Final = 200
+"""Groups that one turn of the loop marks in the journal."""
 WATCH_INTERVAL_S: Final = 1.0
 REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than this free a replica would only stop again."""
@@ -189,6 +205,7 @@ class Partitions:
         self._started: dict[RaftGroupId, StartReplica] = {}
         self._unopened: dict[RaftGroupId, StartReplica] = {}
         self._unstopped: dict[RaftGroupId, StopReplica] = {}
+        self._left: dict[TopicId, set[RaftGroupId]] = {}  # and may come back to
         self._eager: dict[RaftGroupId, int] = {}
         self._replicas: dict[RaftGroupId, Replica] = {}
         self._next_report_ms = 0.0
@@ -220,9 +237,12 @@ class Partitions:
         wanted = (action.group for action in actions if isinstance(action, StartReplica))
         if self._plane.journal.damaged and all(group in self._replicas for group in wanted):
             # Every group that this node may have promised something has a fresh identity here
-            # now, without a vote; those that are created later are new to it.
+            # then, without a vote; those that are created later are new to it.
+            await self._mark_former_lives()
             logger.warning("the journal of hard states was damaged: replicas are admitted anew")
             self._plane.journal.accept_damage()
+        self._find_left()
+        self._forget_gone(self._engine.image)
 
     async def run(self) -> None:
         """Follow the image until cancelled."""
@@ -240,6 +260,8 @@ class Partitions:
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if before.configs is not after.configs:
             self._obey_configs()
+        if before.topic_names is not after.topic_names:
+            self._forget_gone(after)
         for action in reconcile(before, after, self._plane.node_id):
             if isinstance(action, StopReplica):
                 self._close(action.group)  # nothing may write to it while it waits for its turn
@@ -349,6 +371,7 @@ class Partitions:
             self._folder(action.name, action.group.topic_id),
             initial=Configuration(voters=tuple(sorted(action.voters))),
             log_config=log_config(configs),
+            is_return=action.is_return,
         )
         while not await self._tasks.in_thread(opener.attempt):
             opener.settle()
@@ -395,9 +418,15 @@ class Partitions:
         """Try again to delete what could not be deleted, unless its removal is no longer wanted."""
         unstopped, self._unstopped = self._unstopped, {}
         for group, action in unstopped.items():
-            removal = self._engine.image.removals.get((group.topic_id, group.partition))
-            if removal is not None and removal.group == group and group not in self._replicas:
+            if self._must_go(group) and group not in self._replicas:
                 self._order(action)
+
+    def _must_go(self, group: RaftGroupId) -> bool:
+        """True while there is an order to this node to delete its replica of a group."""
+        removal = self._engine.image.removals.get((group.topic_id, group.partition))
+        if removal is None or removal.group != group:
+            return False
+        return self._plane.node_id in removal.nodes
 
     async def _reopen(self, start: StartReplica) -> None:
         replica = self._replicas.get(start.group)
@@ -440,11 +469,57 @@ class Partitions:
             replica.log.close()
             replica.retire()
             self._leaderless = [other for other in self._leaderless if other is not replica]
-        self._plane.journal.forget(action.group)
+        if not self._must_go(action.group):
+            return  # wanted again: the order to start that came with this finds its data
+        if self._lives(action.group):
+            # Before the data goes: whatever a crash leaves of it must not pass for the old replica.
+            take_fresh_identity(self._opening, action.group)
+            self._has_left(action.group)
+        else:
+            self._plane.journal.forget(action.group)
         folder = self._folder(action.name, action.group.topic_id)
         await self._tasks.in_thread(partial(self._remove_folder, folder))
         self._control.replica_removed(action.group.topic_id, action.group.partition)
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
+
+    # ---- former lives ----
+
+    def _lives(self, group: RaftGroupId) -> bool:
+        """True while other nodes may still run the group, so that it may come back to this one."""
+        topic = self._engine.image.topic_by_id(group.topic_id)
+        if topic is None or not 0 <= group.partition < len(topic.partitions):
+            return False
+        return topic.group_id(group.partition) == group
+
+    def _find_left(self) -> None:
+        """Learn from the journal which groups this node has left, as far as they still matter."""
+        journal, holds = self._plane.journal, self._engine.image.holds
+        for group in journal.groups():
+            state = journal.get(group)
+            is_mark = state is not None and state == GroupState(bootstrapped=state.bootstrapped)
+            if is_mark and group != METADATA_GROUP and not holds(self._plane.node_id, group):
+                self._has_left(group)
+
+    def _has_left(self, group: RaftGroupId) -> None:
+        self._left.setdefault(group.topic_id, set()).add(group)
+
+    def _forget_gone(self, image: MetadataImage) -> None:
+        """No node will ever run a group again whose topic is deleted: its mark may go."""
+        for topic_id in [known for known in self._left if known not in image.topic_names]:
+            for group in self._left.pop(topic_id):
+                self._plane.journal.forget(group)
+
+    async def _mark_former_lives(self) -> None:
+        """The journal has lost which groups this node has left, so it may have left any of them."""
+        journal, node_id = self._plane.journal, self._plane.node_id
+        image = self._engine.image
+        for number, (topic, partition) in enumerate(all_partitions(image)):
+            group = topic.group_id(partition.index)
+            if journal.get(group) is None and not image.holds(node_id, group):
+                storage_id = fresh_storage(self._plane.random)
+                journal.put(group, GroupState(bootstrapped=storage_id), lazy=True)
+            if number % MARKS_TURN == 0:
+                await self._tasks.sleep(0.0)
 
     def _follow(self, group: RaftGroupId) -> None:
         """Other brokers should hold the partition: a quiescent group must be told."""

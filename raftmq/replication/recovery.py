@@ -3,8 +3,8 @@
 A voter is a node with its storage. Where the journal says that something was promised for this
 group and the folder is empty or unreadable, or where the journal itself was lost, the promises are
 forgotten. The replica then takes a fresh identity; no configuration names that, so it neither votes
-nor counts until the leader admits it (see `membership.py`). Where bytes are damaged it keeps its
-log's end and its promises.
+nor counts until the leader admits it (see `membership.py`). So does one that comes back to a node
+which it had left. Where bytes are damaged it keeps its log's end and its promises.
 
 Invariant: the same identity never votes or acknowledges with less than it promised before.
 """
@@ -52,11 +52,32 @@ def is_forgotten(journal: HardStateJournal, state: GroupState | None, *, is_empt
     return is_empty
 
 
+def take_fresh_identity(opening: Opening, group: RaftGroupId) -> ReplicaId:
+    """Durably end this node's life in `group`: what it runs of it from now on is somebody new.
+
+    Raises:
+        JournalFailedError: the node cannot go on.
+    """
+    storage_id = fresh_storage(opening.random)
+    try:
+        opening.journal.put(group, GroupState(bootstrapped=storage_id))
+        opening.journal.flush_now()
+    except DiskError as error:
+        raise JournalFailedError(f"journal write failed: {error}") from error
+    return ReplicaId(opening.node.node_id, storage_id)
+
+
+def fresh_storage(random: Random) -> StorageId:
+    """A storage that no configuration names."""
+    return StorageId(random.getrandbits(63) | 1)
+
+
 class ReplicaOpener:
     """Opens one replica of `group` in `folder`, in turns of a worker thread and of the loop.
 
     `initial` is the configuration with which the group was created; empty for a replica that joins
-    later.
+    later. `is_return`: the group has let this node go since, so the node may have forgotten what it
+    promised, even where the journal knows of nothing.
     """
 
     def __init__(
@@ -67,6 +88,7 @@ class ReplicaOpener:
         *,
         initial: Configuration,
         log_config: LogConfig,
+        is_return: bool = False,
     ) -> None:
         self._opening = opening
         self._group = group
@@ -77,7 +99,7 @@ class ReplicaOpener:
         self._identity: ReplicaId | None = None
         self._kept_floor = RaftIndex(0)
         self._floor = RaftIndex(0)
-        self._is_lost = False
+        self._is_lost = is_return and (self._state is None or self._state.bootstrapped is None)
         self._aside_count = 0
         self._log: ReplicatedLog | None = None
 
@@ -128,18 +150,11 @@ class ReplicaOpener:
             JournalFailedError: the node cannot go on.
             DiskError: this replica cannot be opened.
         """
-        opening, group = self._opening, self._group
-        journal = opening.journal
+        journal, group = self._opening.journal, self._group
         if self._is_lost and self._identity is None:
             # No configuration names it, so it cannot vote; the leader hears of it by its answers.
             # Written before the new log: a folder with files must not pass for the old replica's.
-            storage_id = StorageId(opening.random.getrandbits(63) | 1)
-            self._identity = ReplicaId(opening.node.node_id, storage_id)
-            try:
-                journal.put(group, GroupState(bootstrapped=storage_id))
-                journal.flush_now()
-            except DiskError as error:
-                raise JournalFailedError(f"journal write failed: {error}") from error
+            self._identity = take_fresh_identity(self._opening, group)
         elif self._floor > self._kept_floor:
             # Durable before the tail is gone: otherwise a crash in between would forget that this
             # replica may have promised it.

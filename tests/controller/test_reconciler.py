@@ -125,8 +125,16 @@ def test_a_reassigned_replica_stays_until_its_group_let_it_go(machine: Machine) 
     assert _names(reconcile(before, wished, node(2)), UpdateTarget) == [TopicPartition("a", 0)]
     row = VotersReport(topic_id(1), 0, 3, (node(2), node(3), node(4)))
     machine.apply(ReportVoters(reports=(row,)))
-    actions = reconcile(wished, machine.image, node(1))
+    left = machine.image
+    actions = reconcile(wished, left, node(1))
     assert _names(actions, StopReplica) == [TopicPartition("a", 0)]
+    assert not start.is_return
+    nodes = (node(1), node(2), node(3))
+    machine.apply(ReassignPartition(topic_id=topic_id(1), partition=0, replicas=nodes))
+    [again] = reconcile(left, machine.image, node(1))[:1]
+    assert isinstance(again, StartReplica)
+    assert again.is_return  # its group began with it, and goes on without it
+    assert [a for a in at_start(machine.image, node(1), []) if a == again]
 
 
 def test_unknown_folders_are_put_aside_never_deleted(machine: Machine) -> None:

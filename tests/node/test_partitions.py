@@ -20,7 +20,7 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.controller.reconciler import Action, StartReplica
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, RemovalImage, TopicImage
@@ -39,12 +39,20 @@ from raftmq.replication.replica import Replica
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.loop import TrioTasks
-from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
+from raftmq.types import (
+    METADATA_GROUP,
+    NodeId,
+    RaftGroupId,
+    ReplicaId,
+    StorageId,
+    TopicId,
+    TopicPartition,
+)
 from tests.partition import fake_replica
 from tests.replication.inline import InlineCatchUp
 
 PARTITIONS = 40
-ONE, TWO, THREE = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3))
+ONE, TWO, THREE, FOUR = (ReplicaId(NodeId(n), StorageId(n)) for n in (1, 2, 3, 4))
 
 
 def flush(job: FlushJob, done: Any) -> None:
@@ -144,6 +152,35 @@ class Bench:
             removals=before.removals.set((group.topic_id, group.partition), removal),
         )
         self.partitions._image_changed(before, self.control.engine.image)
+
+    def move(self, replicas: tuple[ReplicaId, ...], voters: tuple[ReplicaId, ...]) -> None:
+        """Partition 0 of the first topic should be on these nodes, and its leader reports those."""
+        before = self.control.engine.image
+        topic = before.topics["t1"]
+        row = attrs.evolve(
+            topic.partitions[0],
+            replicas=tuple(member.node_id for member in replicas),
+            voters=tuple(member.node_id for member in voters),
+        )
+        group, removals = topic.group_id(0), before.removals
+        if ONE in (*replicas, *voters):
+            removals = Map()
+        elif ONE.node_id in topic.partitions[0].voters:
+            removal = RemovalImage("t1", group, (ONE.node_id,))
+            removals = removals.set((topic.topic_id, 0), removal)
+        topic = attrs.evolve(topic, partitions=(row, *topic.partitions[1:]))
+        self.control.engine.image = attrs.evolve(
+            before,
+            structure_version=before.structure_version + 1,
+            topics=before.topics.set("t1", topic),
+            removals=removals,
+        )
+        self.partitions._image_changed(before, self.control.engine.image)
+
+    async def obey(self) -> None:
+        """Do all that was ordered."""
+        actions, self.partitions._ordered = self.partitions._ordered, []
+        await self.partitions._perform_all(actions)
 
     def replica(self, action: StartReplica) -> Replica:
         return self.multiraft.replicas[action.group]
@@ -352,3 +389,114 @@ def test_retention_stops_at_the_last_stable_offset() -> None:
     replicas: Any = [elsewhere, leading]
     Partitions.retain(holder, replicas)
     assert asked == [1]
+
+
+async def test_a_replica_that_comes_back_is_somebody_new(bench: Bench) -> None:
+    """It has forgotten its log, and may have forgotten what it promised: it must not vote with
+    that under the name by which others know it."""
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    first = bench.replica(action).self_id
+    assert first == ONE
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    await bench.obey()
+    assert bench.removed
+    seen = [first]
+    for _ in range(2):
+        bench.move((ONE, TWO, THREE), (TWO, THREE, FOUR))
+        await bench.obey()
+        replica = bench.replica(action)
+        assert replica.self_id.node_id == ONE.node_id
+        assert replica.self_id not in seen
+        assert not replica.core.is_voter
+        seen.append(replica.self_id)
+        bench.move((ONE, TWO, THREE), (ONE, TWO, THREE))  # it votes, under its new name
+        bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+        await bench.obey()
+
+
+async def test_a_crash_amid_a_removal_leaves_no_old_name(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    kept: list[HardStateJournal] = []
+
+    def ends(partitions: Partitions, folder: str) -> None:
+        assert bench.journal.flushed_sequence == bench.journal._sequence
+        path = bench.journal._path  # as the disk has it at this moment
+        copy = f"{path}.copy"
+        Path(copy).write_bytes(Path(path).read_bytes())
+        kept.append(HardStateJournal.open(bench.plane.disk, copy))
+
+    monkeypatch.setattr(Partitions, "_remove_folder", ends)
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    await bench.obey()
+    state = kept[0].get(action.group)
+    assert state is not None
+    assert state.bootstrapped not in (None, ONE.storage_id)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_former_life_is_forgotten_with_its_topic(bench: Bench, restarts: bool) -> None:
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    await bench.obey()
+    assert bench.journal.get(action.group) is not None
+    before = bench.control.engine.image
+    gone = attrs.evolve(
+        before,
+        structure_version=before.structure_version + 1,
+        topics=before.topics.delete("t1"),
+        topic_names=before.topic_names.delete(action.group.topic_id),
+        removals=Map(),
+    )
+    bench.journal.put(METADATA_GROUP, GroupState(bootstrapped=StorageId(5)))
+    if restarts:
+        bench.control.engine.image = gone
+        bench.partitions._left.clear()
+        await bench.partitions.start()
+    else:
+        bench.partitions._image_changed(before, gone)
+    assert bench.journal.get(action.group) is None
+    assert bench.journal.get(METADATA_GROUP) is not None
+
+
+async def test_with_the_journal_lost_any_group_may_have_been_left(bench: Bench) -> None:
+    action, other = bench.start(0), bench.start(1)
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    bench.control.engine.image = attrs.evolve(bench.control.engine.image, removals=Map())
+    bench.partitions._ordered.clear()
+    bench.journal.damaged = True
+    await bench.partitions.start()
+    assert not bench.journal.damaged
+    assert bench.replica(other).self_id != ONE
+    bench.move((ONE, TWO, THREE), (TWO, THREE, FOUR))
+    [start] = (a for a in bench.partitions._ordered if isinstance(a, StartReplica))
+    await bench.partitions._perform_all([attrs.evolve(start, is_return=False)])
+    assert bench.replica(action).self_id != ONE
+
+
+async def test_one_of_the_first_voters_that_is_none_now_begins_as_somebody_new(
+    bench: Bench,
+) -> None:
+    """Also where the journal knows nothing: an earlier version forgot."""
+    action = bench.start(0)
+    bench.move((ONE, TWO, FOUR), (TWO, THREE, FOUR))
+    await bench.partitions._perform_all([attrs.evolve(action, is_return=True)])
+    assert bench.replica(action).self_id != ONE
+    assert not bench.replica(action).core.is_voter
+
+
+async def test_an_order_that_was_withdrawn_deletes_nothing(bench: Bench) -> None:
+    """It may vote again by then, with the data that it has."""
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    bench.move((ONE, TWO, THREE), (TWO, THREE, FOUR))
+    await bench.obey()
+    assert not bench.removed
+    assert bench.replica(action).self_id == ONE
+    assert bench.replica(action).failure is None
+    assert bench.partitions.registry.by_id(action.group.topic_id, 0) is not None
