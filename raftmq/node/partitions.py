@@ -614,7 +614,8 @@ class Partitions:
             partition.index,
             leader_epoch=replica.leader_epoch,
             isr=isr,
-            voters=replica.voters,
+            # Data is ordered away by this; a change that is only appended may yet be taken back.
+            voters=replica.committed_voters,
         )
 
     def tick(self, now_ms: float) -> None:

@@ -823,6 +823,11 @@ class Replica:
         return self.core.configuration.voters
 
     @property
+    def committed_voters(self) -> tuple[ReplicaId, ...]:
+        """Those of the last change that is committed: what a later leader cannot take back."""
+        return self.core.configurations.committed(self._commit_end)[1].voters
+
+    @property
     def learners(self) -> tuple[ReplicaId, ...]:
         """The members that only copy."""
         return self.core.configuration.learners

@@ -500,3 +500,26 @@ async def test_an_order_that_was_withdrawn_deletes_nothing(bench: Bench) -> None
     assert bench.replica(action).self_id == ONE
     assert bench.replica(action).failure is None
     assert bench.partitions.registry.by_id(action.group.topic_id, 0) is not None
+
+
+async def test_voters_are_reported_once_they_are_committed(bench: Bench) -> None:
+    """The data of whoever is missing in a report is ordered away."""
+    reports: list[Any] = []
+    bench.control.partition_led = lambda *_, **told: reports.append(told["voters"])
+    action = attrs.evolve(bench.start(0), voters=(ONE,), preferred_leader=ONE.node_id)
+    await bench.partitions._perform_all([action])
+    replica = bench.replica(action)
+    replica.stand()
+    for _ in range(3):
+        bench.multiraft.drain()
+    assert reports == [(ONE,)]
+    for change in (
+        replica.configuration.with_learner(TWO),
+        replica.configuration.with_voter(TWO),
+    ):
+        replica.change_membership(change)
+        for _ in range(3):
+            bench.multiraft.drain()
+    assert replica.voters == (ONE, TWO)  # in force, and nobody else has it
+    bench.partitions._led(bench.partitions.registry.by_name("t1", 0))
+    assert reports[-1] == (ONE,)
