@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
@@ -213,6 +214,8 @@ def settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
 CALLS_MAX: Final = 1_000
 TOPICS_PER_CALL_MAX: Final = 1_000
 PARTITIONS_PER_CALL_MAX: Final = 10_000
+REPORTS_TURN: Final = 1_000
+"""Partitions whose voters one tick looks at."""
 _NOTHING_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.INVALID_UPDATE_VERSION)
 
 
@@ -301,7 +304,7 @@ class Controller:
         self._is_planning = False
         self._waits: list[_Wait] = []
         self._changing: dict[NodeId, bool] = {}  # fence and unfence commands under way
-        self._reports: dict[tuple[TopicId, int], VotersReport] = {}
+        self._unreported: dict[tuple[TopicId, int], None] = {}  # their rows may be news
         self._is_reporting = False
         self._replacing = Replacing(engine, leaders, self.config.moves_max, self._settings.limit_of)
         leaders.on_change(self._leader_changed)
@@ -381,7 +384,7 @@ class Controller:
             return epoch >= 0
         self._epoch = epoch
         self._changing.clear()
-        self._reports.clear()
+        self._unreported.clear()
         self._is_reporting = False
         calls, self._calls = self._calls, deque()
         if self._is_planning:
@@ -430,34 +433,38 @@ class Controller:
 
     def _leader_changed(self, row: LeaderRow, _is_own: bool) -> None:
         if self._epoch >= 0:
-            partition = self._known_voters(row)
-            if partition is not None:
-                self._reports[row.key] = partition
+            self._unreported[row.key] = None
         if self._waits:
             self._check_waits()
 
-    def _known_voters(self, row: LeaderRow) -> VotersReport | None:
-        topic = self._engine.image.topic_by_id(row.topic_id)
-        if topic is None or row.partition >= len(topic.partitions):
+    def _news_of(self, key: tuple[TopicId, int]) -> VotersReport | None:
+        """What the newest row of a partition says of its voters, if the image does not."""
+        row = self._leaders.get(*key)
+        topic = self._engine.image.topic_by_id(key[0])
+        if row is None or topic is None or row.partition >= len(topic.partitions):
             return None
-        voters = tuple(sorted(row.voters))
-        if topic.partitions[row.partition].voters == voters:
+        known, voters = topic.partitions[row.partition], tuple(sorted(row.voters))
+        if not voters or known.voters == voters or row.leader_epoch < known.voters_epoch:
             return None
         return VotersReport(row.topic_id, row.partition, row.leader_epoch, voters)
 
     def _report_voters(self) -> None:
-        if self._is_reporting or not self._reports:
+        if self._is_reporting or not self._unreported:
             return
-        reports, self._reports = tuple(self._reports.values()), {}
+        keys = list(islice(self._unreported, REPORTS_TURN))
+        for key in keys:
+            del self._unreported[key]
+        reports = tuple(report for key in keys if (report := self._news_of(key)) is not None)
+        if not reports:
+            return
         self._is_reporting = True
         term = self._epoch
 
-        def done(promise: Promise[Any]) -> None:
-            if term != self._epoch:
-                return
-            self._is_reporting = False
-            if promise.error is not None:
-                self._reports = {(r.topic_id, r.partition): r for r in reports} | self._reports
+        def done(_promise: Promise[Any]) -> None:
+            # Whatever came of it: a row that came meanwhile may say what the image said before.
+            if term == self._epoch:
+                self._is_reporting = False
+                self._unreported |= {(r.topic_id, r.partition): None for r in reports}
 
         self._engine.propose(ReportVoters(reports=reports), may_resend=False).when_done(done)
 

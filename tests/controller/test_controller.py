@@ -24,7 +24,7 @@ from raftmq.metadata.broker_messages import (
     NewTopic,
     Outcome,
 )
-from raftmq.metadata.commands import AnyCommand, CreateTopics
+from raftmq.metadata.commands import AnyCommand, CreateTopics, ReportVoters
 from raftmq.metadata.snapshot import encode_image
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId
@@ -567,6 +567,50 @@ def test_voters_that_a_leader_states_are_recorded() -> None:
     assert after.replicas == partition.replicas
     assert after.voters == (1, 2, 3)
     assert after.voters_epoch == 9
+
+
+def test_the_newest_row_decides_what_is_reported_of_voters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report that waits, or is on its way, must not stand for what its partition says no more:
+    data is ordered away by it."""
+    cluster = _formed()
+    _create(cluster, NewTopic(name="a", assignments={0: (1, 2, 3), 1: (1, 2, 3)}))
+    cluster.auto_lead = False
+    engine, control = cluster.nodes[1].engine, cluster.nodes[1].control
+    topic_id = engine.image.topics["a"].topic_id
+    held: list[tuple[ReportVoters, Promise[Any]]] = []
+    propose = engine.propose
+
+    def hold(command: Any, **named: Any) -> Promise[Any]:
+        if not isinstance(command, ReportVoters):
+            return propose(command, **named)
+        held.append((command, Promise()))
+        return held[-1][1]
+
+    def led(partition: int, epoch: int, *voters: int) -> None:
+        ids = [cluster.nodes[n].self_id for n in voters]
+        where = topic_id, partition
+        control.partition_led(*where, leader_epoch=LeaderEpoch(epoch), isr=ids, voters=ids)
+
+    monkeypatch.setattr(engine, "propose", hold)
+    led(0, 9, 1, 2)
+    cluster.run(100)
+    led(1, 9, 1, 2)  # waits for its turn
+    led(1, 10, 1, 2, 3)  # which the image says
+    led(0, 10, 1, 2, 3)  # as well, but not once the first report is applied
+    monkeypatch.undo()
+    [(command, promise)] = held
+    assert [row.partition for row in command.reports] == [0]
+    propose(command, may_resend=False).when_done(lambda done: promise.resolve(done.result()))
+    voters: list[tuple[int, ...]] = []
+    engine.on_image(lambda _, after: voters.append(after.topics["a"].partitions[1].voters))
+    cluster.run(500)
+    first, second = engine.image.topics["a"].partitions
+    assert first.voters == (1, 2, 3)
+    assert first.voters_epoch == 10
+    assert second.voters_epoch == -1
+    assert voters == [(1, 2, 3)] * len(voters)
 
 
 def test_everything_is_the_same_on_every_node_in_the_end() -> None:
