@@ -263,7 +263,7 @@ class Partitions:
         if before.topic_names is not after.topic_names:
             self._forget_gone(after)
         for action in reconcile(before, after, self._plane.node_id):
-            if isinstance(action, StopReplica):
+            if isinstance(action, StopReplica) and not self._lives(action.group):
                 self._close(action.group)  # nothing may write to it while it waits for its turn
             self._order(action)
 
@@ -418,7 +418,7 @@ class Partitions:
         """Try again to delete what could not be deleted, unless its removal is no longer wanted."""
         unstopped, self._unstopped = self._unstopped, {}
         for group, action in unstopped.items():
-            if self._must_go(group) and group not in self._replicas:
+            if self._must_go(group):
                 self._order(action)
 
     def _must_go(self, group: RaftGroupId) -> bool:
@@ -450,7 +450,23 @@ class Partitions:
         partition.close()
         return partition
 
+    def _is_counted_on(self, group: RaftGroupId) -> bool:
+        """True while a leader is heard that counts the replica, as far as this one knows. One that
+        was removed may not have heard of that, but hears of no leader any more either."""
+        replica = self._replicas.get(group)
+        if replica is None or replica.failure is not None:
+            return False
+        return replica.core.is_voter and replica.leader is not None
+
     async def _stop(self, action: StopReplica) -> None:
+        lives = self._lives(action.group)
+        if lives and not self._must_go(action.group):
+            return  # wanted again before it came to this
+        if lives and self._is_counted_on(action.group):
+            # The order is of an earlier day: the group has taken this replica in since, and either
+            # reports it, which takes the order back, or lets it go.
+            self._unstopped[action.group] = action
+            return
         partition = self._close(action.group)
         if partition is not None:
             self.registry.remove(partition)
@@ -469,9 +485,7 @@ class Partitions:
             replica.log.close()
             replica.retire()
             self._leaderless = [other for other in self._leaderless if other is not replica]
-        if not self._must_go(action.group):
-            return  # wanted again: the order to start that came with this finds its data
-        if self._lives(action.group):
+        if lives:
             # Before the data goes: whatever a crash leaves of it must not pass for the old replica.
             take_fresh_identity(self._opening, action.group)
             self._has_left(action.group)

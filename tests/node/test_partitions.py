@@ -523,3 +523,29 @@ async def test_voters_are_reported_once_they_are_committed(bench: Bench) -> None
     assert replica.voters == (ONE, TWO)  # in force, and nobody else has it
     bench.partitions._led(bench.partitions.registry.by_name("t1", 0))
     assert reports[-1] == (ONE,)
+
+
+async def test_a_replica_that_a_leader_counts_on_does_not_go(bench: Bench) -> None:
+    """Its group may have taken it in again before the order to go came to its node."""
+    action = attrs.evolve(bench.start(0), voters=(ONE,), preferred_leader=ONE.node_id)
+    await bench.partitions._perform_all([action])
+    replica = bench.replica(action)
+    replica.stand()
+    for _ in range(3):
+        bench.multiraft.drain()
+    assert replica.is_writable
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    await bench.obey()
+    assert bench.replica(action) is replica
+    assert replica.is_writable
+    records = memoryview(bytearray(build_batch([NewRecord(None, b"v")], timestamp=1)))
+    partition = bench.partitions.registry.by_name("t1", 0)
+    assert partition is not None
+    answer = partition.append(records, -1, 1_000)
+    assert isinstance(answer, AppendResult)
+    assert answer.code is ErrorCode.NONE  # it serves on meanwhile
+    replica.core.become_follower(replica.core.term, None)
+    bench.partitions.stop_again()
+    await bench.obey()
+    assert bench.removed
+    assert action.group not in bench.multiraft.replicas
