@@ -15,12 +15,19 @@ from attrs import frozen
 
 from jepsen_like.bug import Bug, Plant
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
+from jepsen_like.cluster.planted_moves import MOVE_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.planted_replicas import REPLICA_BUGS
 from jepsen_like.cluster.planted_transactions import TRANSACTION_BUGS
 from jepsen_like.cluster.run import Verdict, run_cluster_seed
 
-BUGS: Final[dict[str, Bug]] = {**CLIENT_BUGS, **NODE_BUGS, **REPLICA_BUGS, **TRANSACTION_BUGS}
+BUGS: Final[dict[str, Bug]] = {
+    **CLIENT_BUGS,
+    **MOVE_BUGS,
+    **NODE_BUGS,
+    **REPLICA_BUGS,
+    **TRANSACTION_BUGS,
+}
 """By name. Each must be caught within 200 seeds."""
 
 

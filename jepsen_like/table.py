@@ -90,6 +90,8 @@ RULES: Final[Mapping[int, Rule]] = {
     20: Rule("group coordinators are claimed and fenced"),
     21: Rule("transactions"),
     22: Rule("snapshots of metadata"),
+    23: Rule("every life of a replica is somebody new"),
+    24: Rule("what is committed is reported, and data goes only by that"),
 }
 
 

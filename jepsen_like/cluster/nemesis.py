@@ -16,6 +16,7 @@ from random import Random
 from jepsen_like.cluster.admins import NodeReplacer
 from jepsen_like.cluster.damage import Damage
 from jepsen_like.cluster.faults import SELDOM, STEPS
+from jepsen_like.cluster.mover import Mover
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.operator import Operator
 from jepsen_like.cluster.world import ClusterWorld, Fault
@@ -40,6 +41,7 @@ class Nemesis:
         self._is_stopped = False
         self._calm_until_ms = 0.0
         self._awaits_newcomer = False
+        self._mover = Mover(world)
         self._kinds: dict[str, Callable[[], None]] = {
             "isolate": lambda: self._isolate(self._any_node()),
             "isolate-leader": lambda: self._isolate(self._leader()),
@@ -66,6 +68,7 @@ class Nemesis:
             "transfer": self._transfer,
             "wipe": self._wipe,
             "replace": self._replace,
+            "move": lambda: self._mover.move(self._random),
             "lose-folder": self._lose_folder,
             "rot": self._rot,
             "rot-everywhere": self._rot_everywhere,

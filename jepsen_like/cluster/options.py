@@ -38,6 +38,7 @@ FAULTS = (
     "transfer",
     "wipe",
     "replace",
+    "move",
     "lose-folder",
     "rot",
     "rot-everywhere",

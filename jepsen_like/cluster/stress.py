@@ -198,6 +198,17 @@ def replacements(seed: int) -> ClusterOptions:
     ).with_weights(replace=5, halves=4, isolate_leader=3, one_way=1)
 
 
+def moves(seed: int) -> ClusterOptions:
+    """Replicas go to other nodes and come back, while some nodes are down, behind or cut off."""
+    return drawn(
+        seed,
+        nodes=4,
+        has_floors=False,
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(100.0, 900.0),
+    ).with_weights(move=8, isolate=2, isolate_leader=2, halves=1, crash=2, crash_leader=1, kill=1)
+
+
 def newcomers(seed: int) -> ClusterOptions:
     """Storages are lost, and who has a new one is heard by its leader before the voters are."""
     return drawn(

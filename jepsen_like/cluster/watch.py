@@ -26,7 +26,16 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind, Role, SoftState
 from raftmq.replication.log_start import decode_proposal
 from raftmq.replication.replica import Replica
-from raftmq.types import METADATA_GROUP, Buffer, NodeId, Offset, RaftGroupId, RaftIndex, ReplicaId
+from raftmq.types import (
+    METADATA_GROUP,
+    Buffer,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    RaftIndex,
+    ReplicaId,
+    TopicId,
+)
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import ClusterNode, SimCore
@@ -63,6 +72,10 @@ class Watch:
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
         self._holes: dict[tuple[NodeId, RaftGroupId], list[tuple[Offset, Offset]]] = {}
         """What a replica knew to be damaged when it ended."""
+        self._gone: dict[tuple[NodeId, RaftGroupId], tuple[ReplicaId, int]] = {}
+        """Who ended on a node that goes on, and how much of the log it had flushed."""
+        self._committed: dict[RaftGroupId, tuple[RaftIndex, Configuration]] = {}
+        """The newest change of members that anybody knew to be committed."""
         self._is_missing = False
 
     def attach(self, node: ClusterNode, core: SimCore) -> None:
@@ -87,6 +100,7 @@ class Watch:
                     replica.log.end_index,
                 )
                 watcher.durable_end = min(last.flushed_end, int(replica.log.end_index))
+            self._judge_life(where, replica)
             for partition in core.partitions.registry:
                 if partition.group == replica.group:
                     name = f"{partition.name.topic}-{partition.name.partition}"
@@ -101,10 +115,50 @@ class Watch:
         def unwatched(group: RaftGroupId) -> Replica | None:
             watcher = self.machines.pop((node.node_id, group), None)
             if watcher is not None:
-                self._holes[node.node_id, group] = watcher.replica.log.damaged
+                replica = watcher.replica
+                self._holes[node.node_id, group] = replica.log.damaged
+                self._gone[node.node_id, group] = replica.self_id, int(replica.log.flushed_end)
+                self._judge_removal(core, replica)
             return unregister(group)
 
         multiraft.unregister = unwatched  # type: ignore[method-assign]  # as above
+        removed = core.control.replica_removed
+
+        def gone(topic_id: TopicId, partition: int) -> None:
+            for where in [w for w in self._last if w[0] == node.node_id]:
+                if where[1][:2] == (topic_id, partition):  # ordered away before it began again
+                    last = self._last.pop(where)
+                    self._gone[where] = last.identity, last.flushed_end
+            removed(topic_id, partition)
+
+        core.control.replica_removed = gone  # type: ignore[method-assign]  # as above
+
+    def _judge_life(self, where: tuple[NodeId, RaftGroupId], replica: Replica) -> None:
+        """Who begins again with less than it had must not go by the same name."""
+        known = self._gone.pop(where, None)
+        if known is None or known[0] != replica.self_id or replica.log.end_index >= known[1]:
+            return
+        told = f"{where[1]}: {replica.self_id} is back with less than it had flushed"
+        self.invariants.breach("EveryLifeIsNew", told)
+
+    def _judge_removal(self, core: SimCore, replica: Replica) -> None:
+        """Data goes by order only where a committed change let its replica go."""
+        group, image = replica.group, core.engine.image
+        removal = image.removals.get((group.topic_id, group.partition))
+        is_ordered = removal is not None and core.plane.node_id in removal.nodes
+        known = self._committed.get(group)
+        if not is_ordered or known is None or image.topic_by_id(group.topic_id) is None:
+            return
+        if replica.self_id in known[1].voters:
+            self.invariants.breach(
+                "VotersKeepTheirData", f"{group}: {replica.self_id} votes, and is ordered to go"
+            )
+
+    def commits(self, group: RaftGroupId, start: RaftIndex, configuration: Configuration) -> None:
+        """A replica knows that this change of members is committed."""
+        known = self._committed.get(group)
+        if known is None or start > known[0]:
+            self._committed[group] = start, configuration
 
     def _look_for_damage(self, node: ClusterNode, core: SimCore, replica: Replica) -> None:
         """What begins damaged must have been spoilt, or was never claimed."""
@@ -509,6 +563,9 @@ class Watcher:
         first, last = bisect_left(self._ends, before), bisect_left(self._ends, commit_end)
         digest = self.digest_at(commit_end)
         epoch = replica.leader_epoch
+        self._world.watch.commits(
+            group, *replica.core.configurations.committed(RaftIndex(commit_end))
+        )
         invariants.committed(group, replica.self_id, commit_end, digest, replica.voters, epoch)
         invariants.knows_committed(
             group,

@@ -41,6 +41,7 @@ class Counts:
     stale_sectors: int = 0
     journals: int = 0
     replacements: int = 0
+    moves: int = 0
     malformed: int = 0
     look_ups: int = 0
     scrapes: int = 0
