@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from confluent_kafka import TopicPartition
 from raftmq.errors import ErrorCode
 from raftmq.protocol import Struct
 from raftmq.protocol.api_versions import ApiKey
+from raftmq.records import NewRecord, build_batch
 from tests.clients.adapters import Loop
 from tests.clients.held_end import HeldEnd
 from tests.clients.test_transactions import PARTITIONS, consumer, producer, read, send
@@ -20,7 +22,7 @@ from tests.clients.test_transactions_of_clients import COMMITTED, committed_offs
 from tests.clients.transactional import RefusedError, Transactor, open_client, send_plain
 from tests.live.harness import Cluster, Node
 from tests.live.load import create_topic, leaders
-from tests.live.raw import ask
+from tests.live.raw import ask, ask_at_once
 
 pytestmark = [
     pytest.mark.live,
@@ -108,6 +110,43 @@ def test_batches_behind_a_slow_verification_keep_their_order(
         for node in fragile.nodes.values():
             node.fault()
         client.close()
+
+
+def test_five_batches_behind_a_slow_verification_are_all_taken_in_their_order(
+    fragile: Cluster, unique: str
+) -> None:
+    """As a client with five requests under way sends them, with nothing sent a second time."""
+    create_topic(fragile.bootstrap, unique)
+    leader = fragile[leaders(fragile.bootstrap, unique)[0]]
+    wanted = Struct(
+        transactional_id=unique, transaction_timeout=60_000, producer_id=-1, producer_epoch=-1
+    )
+    made = ask(leader, ApiKey.INIT_PRODUCER_ID, 5, wanted)
+    assert made.error_code == ErrorCode.NONE
+
+    def request(sequence: int) -> Struct:
+        batch = build_batch(
+            [NewRecord(None, b"%d" % sequence)],
+            timestamp=int(time.time() * 1000),
+            producer_id=made.producer_id,
+            producer_epoch=made.producer_epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        topics = [Struct(name=unique, partition_data=[Struct(index=0, records=memoryview(batch))])]
+        return Struct(transactional_id=unique, acks=-1, timeout=10_000, topic_data=topics)
+
+    for node in fragile.nodes.values():
+        node.fault(fsync_delay_ms=FSYNC_MS)
+    try:
+        began = time.monotonic()
+        answers = ask_at_once(leader, ApiKey.PRODUCE, 12, [request(n) for n in range(5)])
+        assert time.monotonic() - began > 2 * FSYNC_MS / 1000, "an Add, then the batches"
+    finally:
+        for node in fragile.nodes.values():
+            node.fault()
+    parts = [answer.responses[0].partition_responses[0] for answer in answers]
+    assert [(p.error_code, p.base_offset) for p in parts] == [(0, n) for n in range(5)]
 
 
 def coordinator(cluster: Cluster, name: str) -> Node:

@@ -18,14 +18,24 @@ from tests.live.harness import Node
 
 def ask(node: Node, api: ApiKey, version: int, request: Struct) -> Struct:
     """One request on a connection of its own."""
+    (answer,) = ask_at_once(node, api, version, [request])
+    return answer
+
+
+def ask_at_once(node: Node, api: ApiKey, version: int, requests: list[Struct]) -> list[Struct]:
+    """Requests on one connection, all sent before the first answer is read."""
     head = encode_request_header(api, version, 7, "raw")
-    body = encode_request(api, version, request)
+    answers = []
     with socket.create_connection((node.host, node.client_port), timeout=20) as sock:
-        sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
-        (size,) = struct.unpack(">i", _receive(sock, 4))
-        frame = memoryview(_receive(sock, size))
-    _, position = decode_response_header(api, version, frame)
-    return decode_response(api, version, frame[position:])
+        for request in requests:
+            body = encode_request(api, version, request)
+            sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
+        for _ in requests:
+            (size,) = struct.unpack(">i", _receive(sock, 4))
+            frame = memoryview(_receive(sock, size))
+            _, position = decode_response_header(api, version, frame)
+            answers.append(decode_response(api, version, frame[position:]))
+    return answers
 
 
 def fetch(node: Node, topic: str, offset: int = 0, partition: int = 0) -> tuple[int, bytes]:
