@@ -411,6 +411,8 @@ class AbortedTransactions:
             except DamagedIndexError:
                 index.reset()
                 self._raise_untold(segment)
+        for *_, ahead in self._ahead:  # a majority may have committed it before it stands here
+            found.extend(_matching(ahead, start, end))
         found.sort(key=lambda entry: entry.first_offset)
         return found
 

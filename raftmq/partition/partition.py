@@ -881,7 +881,8 @@ class Partition:
         """The high watermark moved: acknowledge and wake."""
         if self._replica is None:
             return  # the replica is being opened; nothing can be parked yet
-        self._producers.committed(self._replica.high_watermark)
+        replica = self._replica
+        self._producers.committed(replica.high_watermark, replica.log.flushed_end_offset)
         self._settle_produces()
         self._shown_end = self.readable_end
         self.fetches.wake_all()

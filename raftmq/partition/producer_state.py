@@ -320,19 +320,20 @@ class ProducerStateTable:
             return producer.open_since
         return None
 
-    def settle(self, high_watermark: Offset) -> None:
-        """All below is committed, markers among it."""
+    def settle(self, end: Offset) -> None:
+        """All below is committed, markers among it, and nobody reads less than that any more."""
         ended = self._ended
-        while ended and ended[0][1] < high_watermark:
+        while ended and ended[0][1] < end:
             heappop(ended)
 
     def last_stable_offset(self, end: Offset) -> Offset:
         """Where read_committed consumers must stop: before the first transaction whose marker is
         not below `end`, below which all is committed."""
-        if self._ended:
-            self.settle(end)
-            if self._ended:
-                end = min(end, self._ended[0][0])
+        # Nothing is forgotten here: a leader that is deposed reads less than before, for what it
+        # has not flushed itself.
+        undecided = [first for first, marker in self._ended if marker >= end]
+        if undecided:
+            end = min(end, *undecided)
         for producer in self._open.values():
             return min(end, producer.open_since)
         return end

@@ -499,14 +499,15 @@ class PartitionProducers:
         self._is_hidden, self._reading, self._telling = True, None, None
         self.read_on()
 
-    def committed(self, high_watermark: Offset) -> None:
-        """The log below `high_watermark` will never change."""
+    def committed(self, high_watermark: Offset, flushed_end: Offset) -> None:
+        """The log below `high_watermark` will never change; below `flushed_end` it is on the disk,
+        and a follower reads no further."""
         if self._planned is not None and self._planned[0] <= high_watermark:
             self._checkpoints.add(*self._planned)
             self._planned = None
         else:
             self._checkpoints.write_on()
-        self.table.settle(high_watermark)
+        self.table.settle(min(high_watermark, flushed_end))
         while len(self._copies) > 1 and self._copies[1].next_offset <= high_watermark:
             del self._copies[0]
 

@@ -251,6 +251,7 @@ def test_what_waits_for_an_election_is_told_ahead() -> None:
     assert log._segments.end_offset == 0, "all is staged"
     assert log.marker(Offset(at)) == Marker(is_commit=False)
     log.aborted.tell(0, 4, [Aborted(5, 0, at)])
+    assert log.aborted.between(0, 3) == [Aborted(5, 0, at)], "a majority may have it before"
     log.aborted.tell(4, 7)
     flush(log)
     assert log.aborted.between(0, 7) == [Aborted(5, 0, at)]

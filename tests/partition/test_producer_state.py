@@ -214,6 +214,15 @@ def test_the_last_stable_offset_passes_only_committed_markers() -> None:
     assert [table.last_stable_offset(Offset(end)) for end in range(6)] == [0, 0, 0, 1, 4, 5]
 
 
+def test_whoever_reads_less_later_is_told_the_same() -> None:
+    """A leader that is deposed goes by what it has flushed itself, which may be less."""
+    table = with_batches(
+        header(0, pid=1, attributes=0x10),  # 0
+        header(-1, pid=1, attributes=0x30),  # 1
+    )
+    assert [table.last_stable_offset(Offset(end)) for end in (2, 1)] == [2, 0]
+
+
 def test_a_later_end_of_an_earlier_transaction_holds_back() -> None:
     table = with_batches(
         header(0, pid=1, attributes=0x10),  # 0

@@ -98,7 +98,7 @@ def filled(
         log.rows.append(header(offset))
         producers.appended(header(offset))
         if offset % 50 == 49:
-            producers.committed(Offset(offset - 20))
+            producers.committed(Offset(offset - 20), Offset(offset - 20))
     return producers, log
 
 
@@ -129,7 +129,7 @@ def test_what_is_not_committed_is_no_checkpoint() -> None:
     assert len(checkpoints) == 0
     del log.rows[CHECKPOINT_BATCHES - 1 :]
     producers.truncated()
-    producers.committed(Offset(CHECKPOINT_BATCHES + 5))
+    producers.committed(Offset(CHECKPOINT_BATCHES + 5), Offset(CHECKPOINT_BATCHES + 5))
     assert len(checkpoints) == 0, "that future was truncated"
 
 
@@ -319,7 +319,8 @@ def test_a_hundred_thousand_producers_are_checkpointed_and_held_in_short_turns()
     for offset in range(written + 5_000):
         log.rows.append(row(offset))
         watch.run(partial(producers.appended, log.rows[-1]))
-        watch.run(partial(producers.committed, Offset(max(0, offset - 20))))
+        end = Offset(max(0, offset - 20))
+        watch.run(partial(producers.committed, end, end))
     log.reads = 0
     del log.rows[-10:]
     watch.run(producers.truncated)

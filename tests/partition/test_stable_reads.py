@@ -179,7 +179,7 @@ class World:
         ends = [row.end for row in self.rows if self.high_watermark < row.end <= end]
         if ends:
             self.high_watermark = self.random.choice(ends)
-            self.producers.committed(Offset(self.high_watermark))
+            self.producers.committed(Offset(self.high_watermark), self.log.flushed_end_offset)
 
     def truncate(self) -> None:
         ends = [row.base for row in self.rows if row.base >= self.high_watermark]
