@@ -37,7 +37,7 @@ from raftmq.metadata.commands import (
     GroupCommand,
     OffsetsTransaction,
 )
-from raftmq.metadata.image import GroupImage, OffsetMap
+from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, GroupImage, OffsetMap
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
@@ -318,11 +318,15 @@ class Coordinator(OwnedGroups):
         instance_id: str | None,
         offsets: Sequence[CommittedOffset],
         transaction: OffsetsTransaction | None = None,
+        known_version: int = -1,
     ) -> Promise[tuple[ErrorCode, ...]]:
         """Save positions; kept, one code each, once they are applied.
 
         Within a `transaction`, which has a topic id for each of them, they are pending then.
+        Otherwise `known_version` is the structure version in which the caller saw the partitions.
         """
+        if self._engine.image.level < LEVEL_OF_TRANSACTIONS:
+            known_version = -1  # nodes that read no more than this level would stop
         codes = self._size_codes(offsets)
         fitting = [entry for entry, code in zip(offsets, codes, strict=True) if not code]
         if transaction is not None:
@@ -353,6 +357,7 @@ class Coordinator(OwnedGroups):
                     msgspec.structs.replace(entry, timestamp_ms=timestamp_ms) for entry in fitting
                 ),
                 transaction=transaction,
+                known_version=known_version,
             )
             group.quiet_since_ms = now_ms
             answer: Promise[tuple[ErrorCode, ...]] = Promise()

@@ -43,7 +43,7 @@ OFFSETS_PER_COMMAND_MAX: Final = 2_000
 OFFSETS_WAITING_MAX: Final = 200_000
 
 Settle = Callable[[ErrorCode], None]
-Key = tuple[int, int, str, str | None, tuple[str, int, int, int, int] | None]
+Key = tuple[int, int, str, str | None, tuple[str, int, int, int, int] | None, int]
 
 
 @define(slots=True, eq=False)
@@ -105,6 +105,7 @@ class CommitQueue:
             command.member_id,
             command.instance_id,
             _transaction_key(command.transaction),
+            command.known_version,
         )
         of_group = self._groups.setdefault(command.group, {})
         waiting = of_group.get(key)

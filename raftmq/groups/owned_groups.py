@@ -68,6 +68,11 @@ class ClusterImage(Protocol):
         """All groups."""
         ...
 
+    @property
+    def level(self) -> int:
+        """The level of what nodes store and say together."""
+        ...
+
     def live_epoch(self, node_id: NodeId) -> int | None:
         """The broker epoch of a registered, unfenced broker."""
         ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+import msgspec
 from attrs import evolve
 from immutables import Map
 
@@ -31,6 +32,7 @@ from raftmq.metadata.commands import (
     AlterConfigs,
     CommitMany,
     CommitOffsets,
+    CommitsDone,
     ConfirmRemoved,
     CreatePartitions,
     CreateTopics,
@@ -67,7 +69,7 @@ from raftmq.metadata.image import (
     ReplacementImage,
     TopicImage,
 )
-from raftmq.types import NodeId, Offset, ReplicaId, TopicId
+from raftmq.types import NodeId, Offset, ReplicaId, TopicId, TopicPartition
 
 Applied: TypeAlias = tuple[MetadataImage, Result]
 Removals: TypeAlias = Map[tuple[TopicId, int], RemovalImage]
@@ -90,7 +92,10 @@ def apply(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     if rejection is not None:
         return evolve(image, version=offset, submitters=submitters), rejection
     result: Result
-    if isinstance(command, TransactionRows) or is_transactional(command):
+    if isinstance(command, CommitOffsets | CommitMany):
+        after, result = _apply_commits(image, command)
+        return evolve(after, version=offset, submitters=submitters), result
+    if isinstance(command, TransactionRows):
         after, result = _apply_transactional(image, command)
         return evolve(after, version=offset, submitters=submitters), result
     if isinstance(command, _GROUP_TYPES):
@@ -118,6 +123,41 @@ def _apply_transactional(
     if isinstance(command, TransactionRows):
         return apply_rows(image, command)
     return apply_commits(image, command)
+
+
+def _apply_commits(image: MetadataImage, command: CommitOffsets | CommitMany) -> Applied:
+    """Commits, except those for partitions that are others by now under the same name. Whoever
+    committed there is asked to try again: its coordinator knows them as they are now."""
+    if isinstance(command, CommitOffsets):
+        is_astray = _is_astray(image, command)
+        return (image, Rejection(_ASTRAY)) if is_astray else _apply_all(image, command)
+    astray = [_is_astray(image, commit) for commit in command.commits]
+    if not any(astray):
+        return _apply_all(image, command)
+    kept = tuple(commit for commit, is_it in zip(command.commits, astray, strict=True) if not is_it)
+    after, result = _apply_all(image, msgspec.structs.replace(command, commits=kept))
+    if not isinstance(result, CommitsDone):
+        return after, result
+    codes = iter(result.codes)
+    return after, CommitsDone(tuple(int(_ASTRAY) if is_it else next(codes) for is_it in astray))
+
+
+def _apply_all(image: MetadataImage, command: CommitOffsets | CommitMany) -> Applied:
+    if is_transactional(command):
+        return _apply_transactional(image, command)
+    groups, result = apply_group(image.groups, command, image.live_epoch)
+    return evolve(image, groups=groups), result
+
+
+def _is_astray(image: MetadataImage, commit: CommitOffsets) -> bool:
+    """True when a partition was deleted, or made, after the version in which it was seen."""
+    if commit.known_version < 0:
+        return False
+    for offset in commit.offsets:
+        partition = image.partition(TopicPartition(offset.topic, offset.partition))
+        if partition is None or partition.creation_epoch > commit.known_version:
+            return True
+    return False
 
 
 def _fencing(image: MetadataImage, envelope: Envelope) -> Rejection | None:
@@ -535,6 +575,7 @@ def _no_operation(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
 
 
 PRODUCER_ID_BLOCK_MAX: Final = 1_000_000
+_ASTRAY: Final = ErrorCode.COORDINATOR_NOT_AVAILABLE  # which every client tries again
 
 _GROUP_TYPES: Final[tuple[type, ...]] = tuple(GROUP_COMMANDS)
 _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]]] = {

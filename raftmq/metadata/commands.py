@@ -362,6 +362,11 @@ class CommitOffsets(GroupCommand, frozen=True, kw_only=True):
     """Save positions. Generation -1 with member "" is a consumer outside group management.
 
     With a `transaction` they are pending: no consumer sees them before it is committed.
+
+    Attributes:
+        known_version: the structure version in which the coordinator saw the partitions. The commit
+            is rejected if one of them was deleted or made since: the next topic of that name
+            inherits nothing. -1: it does not say.
     """
 
     coordinator_epoch: int
@@ -370,6 +375,7 @@ class CommitOffsets(GroupCommand, frozen=True, kw_only=True):
     instance_id: str | None = None
     offsets: tuple[CommittedOffset, ...] = ()
     transaction: OffsetsTransaction | None = None
+    known_version: Annotated[int, msgspec.Meta(ge=-1, le=POSITION_MAX)] = -1
 
 
 class CommitMany(GroupCommand, frozen=True, kw_only=True):
@@ -582,7 +588,9 @@ FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys(ALL_COMMANDS, 1)
 FIRST_VERSIONS[UpdateFeatures] = 2
 FIRST_VERSIONS[TransactionRows] = 3
 """Since which version there is each kind of command."""
-LATER_FIELDS: Final[dict[type, dict[str, int]]] = {CommitOffsets: {"transaction": 3}}
+LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
+    CommitOffsets: {"transaction": 3, "known_version": 3}
+}
 """Fields of a kind that came after it, by name, with their versions. Each has a default, which is
 not written, and which means what its absence meant before."""
 

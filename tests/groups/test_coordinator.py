@@ -11,10 +11,10 @@ from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.model import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import TIMER_MS_MIN
-from raftmq.metadata.commands import UNDATED, CommittedOffset, ExpiredOffset
+from raftmq.metadata.commands import UNDATED, CommitOffsets, CommittedOffset, ExpiredOffset
 from raftmq.metadata.image import GroupImage, candidate
 from raftmq.types import NodeId, TopicPartition
-from tests.groups.world import Nodes, got
+from tests.groups.world import Nodes, Proposal, got
 
 NONE = ErrorCode.NONE
 DAY = 86_400_000
@@ -378,6 +378,20 @@ def test_commits_are_fenced_by_member_and_generation() -> None:
     assert got(home.commit("g", 1, "stranger", None, one)) == (ErrorCode.UNKNOWN_MEMBER_ID,)
     assert got(home.commit("g", -1, "", None, one)) == (ErrorCode.UNKNOWN_MEMBER_ID,)
     assert got(home.commit("g", 1, member_id, None, [])) == ()
+
+
+@pytest.mark.parametrize(("level", "known_version"), [(2, -1), (3, 17)])
+def test_a_commit_says_in_which_version_its_partitions_were_seen(
+    level: int, known_version: int
+) -> None:
+    """Once every node can read that."""
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    nodes.log.engines[NodeId(1)].image.level = level
+    got(home.commit("g", -1, "", None, [position(7)], known_version=17))
+    proposed = [entry.command for entry in nodes.log.entries if isinstance(entry, Proposal)]
+    [said] = [c.known_version for c in proposed if isinstance(c, CommitOffsets)]
+    assert said == known_version
 
 
 def test_a_consumer_outside_of_group_management_may_have_an_instance_id() -> None:

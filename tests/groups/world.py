@@ -71,6 +71,7 @@ def _resolve(promise: Promise[Any], result: Any) -> None:
 class Image:
     groups: GroupsImage = field(factory=GroupsImage)
     live: dict[NodeId, int] = field(factory=dict)
+    level: int = 1
 
     def live_epoch(self, node_id: NodeId) -> int | None:
         return self.live.get(node_id)

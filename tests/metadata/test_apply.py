@@ -15,7 +15,9 @@ from raftmq.metadata.commands import (
     AlterConfigs,
     Claimed,
     ClaimGroup,
+    CommitMany,
     CommitOffsets,
+    CommitsDone,
     CommittedOffset,
     ConfigChange,
     ConfirmRemoved,
@@ -206,6 +208,47 @@ def test_deletion_forgets_offsets_of_the_topic(machine: Machine) -> None:
     group = machine.image.groups.get("g")
     assert group is not None
     assert list(group.offsets) == [TopicPartition("z", 0)]
+
+
+@pytest.mark.parametrize("is_many", [False, True])
+def test_a_topic_inherits_no_offset_of_one_that_had_its_name(
+    machine: Machine, is_many: bool
+) -> None:
+    """A commit may be applied after the topic that it was for is deleted, and made again."""
+    epoch = machine.image.brokers[node(1)].epoch
+    claimed = machine.apply(ClaimGroup(group="g", node_id=node(1), broker_epoch=epoch))
+    assert isinstance(claimed, Claimed)
+
+    machine.apply(CreateTopics(topics=(creation("b", 3, (1, 2, 3)),)))
+
+    def commit(known_version: int) -> tuple[ErrorCode, list[TopicPartition]]:
+        one, other = (
+            CommitOffsets(
+                group="g",
+                coordinator_epoch=claimed.coordinator_epoch,
+                offsets=(CommittedOffset(name, 0, 5),),
+                known_version=known_version,
+            )
+            for name in "ab"
+        )
+        result = machine.apply(CommitMany(commits=(other, one, other)) if is_many else one)
+        code = _code(result) if isinstance(result, Rejection) else ErrorCode.NONE
+        if is_many:
+            assert isinstance(result, CommitsDone)
+            assert result.codes[::2] == (0, 0)
+            code = ErrorCode(result.codes[1])
+        group = machine.image.groups.get("g")
+        assert group is not None
+        return code, sorted(at for at in group.offsets if at.topic == "a")
+
+    before = machine.image.structure_version
+    there, retried = [TopicPartition("a", 0)], ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert commit(before) == (ErrorCode.NONE, there)
+    machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
+    assert commit(before) == (retried, [])
+    machine.apply(CreateTopics(topics=(creation("a", 2, (1, 2, 3)),)))
+    assert commit(before) == (retried, [])
+    assert commit(machine.image.structure_version) == (ErrorCode.NONE, there)
 
 
 def test_wish_and_fact_of_voters(machine: Machine) -> None:

@@ -36,6 +36,7 @@ SUBSCRIPTION = b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
 @define
 class FakeImage:
     partitions: tuple[TopicPartition, ...] = (TopicPartition("t", 0), TopicPartition("t", 1))
+    structure_version: int = 7
 
     def partition(self, at: TopicPartition) -> object | None:
         return at if at in self.partitions else None

@@ -246,6 +246,7 @@ def handle_offset_commit(broker: Broker, context: RequestContext, request: Struc
         request.member_id,
         request.group_instance_id,
         list(known.values()),
+        known_version=image.structure_version,
     )
     codes = yield from value_of(committed)
     of = dict(zip(known, codes, strict=True))
