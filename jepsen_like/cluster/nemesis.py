@@ -267,9 +267,18 @@ class Nemesis:
 
     def _stale_metadata(self) -> None:
         """A node hears of the metadata group late, or not at all, and of all else as before: its
-        image grows old, and it may come to lead partitions with it."""
-        node_id, stale = int(self._up_node().node_id), self._world.wires.stale
-        stale[node_id] = self._random.choice((0.0, self._random.uniform(50.0, 400.0)))
+        image grows old, and it comes to lead partitions with it."""
+        target, stale = self._up_node(), self._world.wires.stale
+        node_id, draw = int(target.node_id), Random(self._random.getrandbits(32))
+        stale[node_id] = draw.choice((0.0, draw.uniform(50.0, 400.0)))
+
+        def lead() -> None:
+            groups = [group for group in self._world.watch.groups() if group != METADATA_GROUP]
+            if groups and node_id in stale and not self._is_stopped:
+                self._hand_to(target, draw.choice(groups))
+
+        for after_ms in (100.0, 200.0, 300.0):
+            self._world.schedule(after_ms, lead)
 
         def end() -> None:
             if not self._is_stopped:
@@ -582,9 +591,10 @@ class Nemesis:
     def _transfer(self) -> None:
         groups = self._world.watch.groups()
         target = self._any_node()
-        if not groups:
-            return
-        group = self._random.choice(groups)
+        if groups:
+            self._hand_to(target, self._random.choice(groups))
+
+    def _hand_to(self, target: ClusterNode, group: RaftGroupId) -> None:
         leaders = self._world.watch.leaders(group)
         if not leaders or leaders[0] is target or leaders[0].is_paused:
             return

@@ -83,9 +83,9 @@ def stale_leaders(seed: int) -> ClusterOptions:
         transactions(seed),
         transaction_protocols=(1,),
         transaction_pauses=0.0,
-        fault_every_ms=(40.0, 160.0),
-        fault_lasts_ms=(200.0, 600.0),
-    ).with_weights(transfer=6, stale_metadata=5, isolate_leader=0.5)
+        fault_every_ms=(100.0, 300.0),
+        fault_lasts_ms=(300.0, 600.0),
+    ).with_weights(transfer=2, stale_metadata=6, isolate_leader=0.5)
 
 
 def hasty_transactions(seed: int) -> ClusterOptions:
