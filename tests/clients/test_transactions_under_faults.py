@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 SECOND_PROTOCOL = [param(name) for name in ("raftmq", "java", "franz")]
-FSYNC_MS = 300
+FSYNC_MS = 100
 
 
 @pytest.fixture(scope="module")
