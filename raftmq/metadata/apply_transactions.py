@@ -468,9 +468,9 @@ def _abort_expired(draft: Draft, row: AbortExpired) -> RowDone:
         or known.txn_seq != row.txn_seq
     ):
         return _told(known, ErrorCode.INVALID_TXN_STATE)
-    # Under protocol 2 its producer may still ask for the abort, and goes on with the new epoch.
-    last = known.credentials if known.protocol == 2 else NOBODY
-    return _abort(draft, known, last, ErrorCode.NONE)
+    # Its producer, if it lives, asks who it is now (KIP-360) or, under protocol 2, for the abort,
+    # and goes on with the new epoch.
+    return _abort(draft, known, known.credentials, ErrorCode.NONE)
 
 
 def _forget_id(draft: Draft, row: ForgetId) -> RowDone:

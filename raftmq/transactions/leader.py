@@ -45,6 +45,12 @@ RETRY_MS: Final = 100.0
 """After so long what could not be written, or not reported, is looked for again."""
 
 Key = tuple[TopicId, int]
+_NOT_LEADER: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
+COMES_AGAIN: Final = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+)
+"""What keeps a partition from being added for a moment."""
 
 _log = structlog.get_logger("raftmq.transactions")
 
@@ -87,6 +93,9 @@ class LeaderTransactions:
         self._ending: set[tuple[Key, int, int]] = set()
         """(partition, producer id, txn_seq) of ends that are being written."""
         self._ended: dict[Key, list[tuple[int, int]]] = {}  # to be reported soon
+        self._not_added: dict[tuple[Key, int, int], ErrorCode] = {}
+        """Why a partition could not be added for a batch (by producer id and epoch) that is asked
+        for again in a moment."""
         self._later: set[Key] = set()  # to be looked at again
         self._seen_decision = 0
         self._is_due = False  # `_look_at_decided` is
@@ -120,13 +129,18 @@ class LeaderTransactions:
             return Fenced()
         if not asked.is_again:
             return Unknown(self._look_closer(asked))
-        if not is_current:
-            return Unknown(Promise.failed(KafkaError(code=ErrorCode.NOT_LEADER_OR_FOLLOWER)))
+        not_added = self._not_added.pop((key, asked.producer_id, asked.producer_epoch), None)
+        if not is_current or not_added in COMES_AGAIN:
+            return Unknown(Promise.failed(KafkaError(code=not_added or _NOT_LEADER)))
         return Ending() if standing is Standing.ENDING else NotAdded()
 
     def _look_closer(self, asked: Asked) -> Promise[None]:
         """Kept when it is worth while to ask again: this node's image is as new as the question,
-        and under protocol 2 the partition was added if it may be."""
+        and under protocol 2 the partition was added if it may be.
+
+        A barrier that was begun before the question would not do: the producer may have got its
+        epoch since.
+        """
         key = (asked.topic_id, asked.partition)
         settled: Promise[None] = Promise()
 
@@ -134,34 +148,46 @@ class LeaderTransactions:
             if barrier.error is not None:
                 settled.fail(barrier.error)
                 return
-            known = self._engine.image.transactions
-            standing = known.standing(asked.producer_id, asked.producer_epoch, *key)
-            of = known.of_producer(asked.producer_id)
-            may_add = standing in (Standing.NOT_ADDED, Standing.ENDING)
-            if not asked.adds or of is None or not may_add:
+            self._current[key] = asked.leader_epoch
+            if asked.adds and self._may_add(asked):
+                self._add(asked, settled)
+            else:
                 settled.resolve(None)
-                return
-            self._coordinator.add_partitions(
-                of.transactional_id,
-                asked.producer_id,
-                asked.producer_epoch,
-                protocol=2,
-                partitions={asked.topic_id: (asked.partition,)},
-            ).when_done(
-                # The image says what became of it.
-                lambda _code: self._deadlines.soon(partial(settled.resolve, None))
-            )
 
         def look_soon(barrier: Promise[None]) -> None:
             self._deadlines.soon(partial(look, barrier))
 
-        if self._current.get(key) != asked.leader_epoch:
-            self._barrier(key, asked.leader_epoch).when_done(look_soon)
-        elif asked.adds:
+        is_current = self._current.get(key) == asked.leader_epoch
+        if is_current and asked.adds and self._may_add(asked):
             look_soon(Promise.resolved(None))
         else:
             self._engine.read_barrier(timeout_ms=BARRIER_TIMEOUT_MS).when_done(look_soon)
         return settled
+
+    def _may_add(self, asked: Asked) -> bool:
+        standing = self._engine.image.transactions.standing(
+            asked.producer_id, asked.producer_epoch, asked.topic_id, asked.partition
+        )
+        return standing in (Standing.NOT_ADDED, Standing.ENDING)
+
+    def _add(self, asked: Asked, settled: Promise[None]) -> None:
+        """Add the partition to its producer's transaction; the image says whether it is."""
+        of = self._engine.image.transactions.of_producer(asked.producer_id)
+        assert of is not None, "a producer that may add is known"
+        batch = (asked.topic_id, asked.partition), asked.producer_id, asked.producer_epoch
+
+        def added(done: Promise[ErrorCode]) -> None:
+            if done.result() is not ErrorCode.NONE:
+                self._not_added[batch] = done.result()
+            settled.resolve(None)
+
+        self._coordinator.add_partitions(
+            of.transactional_id,
+            asked.producer_id,
+            asked.producer_epoch,
+            protocol=2,
+            partitions={asked.topic_id: (asked.partition,)},
+        ).when_done(lambda done: self._deadlines.soon(partial(added, done)))
 
     # ---- terms ----
 

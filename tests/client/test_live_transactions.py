@@ -242,9 +242,6 @@ def test_a_zombie_is_fenced(
     wait_until(lambda: reader.read() == [b"new"], 20, "it is seen, and the zombie's is not")
 
 
-@pytest.mark.parametrize(
-    "bootstrap", [pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True
-)
 def test_a_transaction_that_took_too_long_is_to_be_done_again(
     driver: Driver, bootstrap: str, topic: str, name: str, reader: Reader, protocol: int
 ) -> None:

@@ -244,7 +244,7 @@ class Naive:
         cycle = one.running
         if cycle is None or (row.producer_id, row.epoch, row.txn_seq) != (*one.now, cycle.number):
             return E.INVALID_TXN_STATE
-        self.raise_epoch(one, may_ask_again=cycle.protocol == 2)
+        self.raise_epoch(one, may_ask_again=True)
         self.decide(one, cycle, False, cycle.epoch + 1)
         return E.NONE
 

@@ -874,3 +874,21 @@ def test_expiry_spares_pending_offsets_and_their_group() -> None:
     machine.apply(msgspec.structs.replace(command, coordinator_epoch=machine.group_epoch))
     machine.end(True)
     assert machine.offset() == 7, "a group without offsets yet"
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_who_was_too_slow_goes_on_unless_another_began(protocol: int) -> None:
+    """Its producer names what it had, and is told who it is now (KIP-360)."""
+    machine = Transactions()
+    machine.init()
+    had = machine.known().credentials
+    machine.add((A, 0), protocol=protocol)
+    machine.row(machine.expiring())
+    machine.report_all()
+    now = machine.known().credentials
+    assert now == (had[0], had[1] + 1)
+    told = machine.init(named=had)
+    assert (told.code, told.producer_id, told.epoch) == (0, *now)
+    other = machine.init()
+    assert other.epoch > told.epoch
+    assert machine.init(named=had).code == ErrorCode.PRODUCER_FENCED

@@ -118,6 +118,45 @@ def test_by_protocol_2_a_batch_adds_its_partition() -> None:
     assert (A, 0) in world.engine.image.transactions.ids[ID].partitions
 
 
+def test_a_barrier_that_began_before_the_question_does_not_answer_it() -> None:
+    """The producer has its epoch since the last end, which this node has not seen."""
+    world = Led()
+    world.engine.is_prompt = False
+    world.leader.led(A, 0)
+    [early] = world.engine.barriers
+    world.engine.barriers = []
+    world.machine.row(world.machine.adding((B, 0), protocol=2))
+    world.machine.row(world.machine.ending(is_commit=False, protocol=2))
+    world.who = world.who[0], world.who[1] + 1
+    verdict = world.leader.verify(world.ask(adds=True))
+    assert isinstance(verdict, Unknown)
+    early.resolve(None)
+    world.run()
+    assert not verdict.settled.is_done
+    world.engine.is_prompt = True
+    world.engine.keep_barriers()
+    world.run()
+    world.partitions[B, 0].commit_all()
+    world.run()
+    assert verdict.settled.is_done
+    assert world.leader.verify(world.ask(adds=True, is_again=True)) == Added(2)
+
+
+def test_what_cannot_be_added_for_a_moment_comes_again() -> None:
+    world = Led()
+    world.verify()  # the barrier of the term
+    world.engine.is_prompt = False
+    verdict = world.leader.verify(world.ask(adds=True))
+    assert isinstance(verdict, Unknown)
+    world.run()
+    world.engine.lose_all()
+    world.run()
+    assert verdict.settled.is_done
+    again = world.leader.verify(world.ask(adds=True, is_again=True))
+    assert isinstance(again, Unknown)
+    assert again.settled.error is not None
+
+
 def test_by_protocol_2_it_waits_for_the_end_of_the_one_before() -> None:
     world = Led()
     assert world.verify(adds=True) == Added(1)
