@@ -234,14 +234,14 @@ CLIENT_BUGS: Final[dict[str, Bug]] = {
         ("linear-topics", "resurrected-topic"),
     ),
     "read-above-watermark": Bug(
-        patching((Partition, "readable_end", property(_log_end))),
+        patching((Partition, "_committed_end", property(_log_end))),
         stress.leaders,
         2,
         (11,),
         ("out-of-range", "divergence", "inconsistent-offsets"),
     ),
     "follower-serves-its-log-end": Bug(
-        patching((Partition, "readable_end", property(_log_end_of_follower))),
+        patching((Partition, "_committed_end", property(_log_end_of_follower))),
         stress.leaders_and_readers,
         2,
         (16,),

@@ -308,7 +308,8 @@ def deletions_at_rest(seed: int) -> ClusterOptions:
         fault_every_ms=(60.0, 250.0),
         fault_lasts_ms=(30.0, 200.0),
         segment_bytes=2_048,
-    ).with_weights(delete_records=6, kill=3, crash_leader=1, transfer=1)
+        transactional=0,
+    ).with_weights(delete_records=6, kill=4, crash_leader=1, transfer=2)
 
 
 def clocks(seed: int) -> ClusterOptions:
