@@ -23,7 +23,7 @@ def _configuration(version: int) -> bytes:
 
 def _producers(version: int) -> bytes:
     body = ProducerStateTable().encode()[:-4]
-    assert body[4:6] == b"\0\1"
+    assert body[4:6] == b"\0\2"
     body = body[:4] + struct.pack(">H", version) + body[6:]
     return body + struct.pack(">I", crc32c(body))
 
@@ -33,21 +33,21 @@ def _proposal(version: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("make", "read"),
+    ("make", "read", "newest"),
     [
-        (_configuration, Configuration.decode),
-        (_producers, ProducerStateTable.decode),
-        (_producers, check_encoded),
-        (_proposal, decode_proposal),
+        (_configuration, Configuration.decode, 1),
+        (_producers, ProducerStateTable.decode, 2),
+        (_producers, check_encoded, 2),
+        (_proposal, decode_proposal, 1),
     ],
     ids=["configuration", "producers", "producers, checked", "log-start entry"],
 )
 def test_a_newer_version_is_named(
-    make: Callable[[int], bytes], read: Callable[[bytes], object]
+    make: Callable[[int], bytes], read: Callable[[bytes], object], newest: int
 ) -> None:
-    read(make(1))
-    with pytest.raises(AheadError, match="2, known is 1"):
-        read(make(2))
+    read(make(newest))
+    with pytest.raises(AheadError, match=f"{newest + 1}, known is"):
+        read(make(newest + 1))
 
 
 @pytest.mark.parametrize("make", [_configuration, _producers])

@@ -346,7 +346,7 @@ def abort(
     transactional_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ID]",
+            metavar="ID",
             autocompletion=completion.transactional_ids,
             help="The transactional id whose transaction is to end.",
         ),

@@ -202,6 +202,7 @@ class Lagging:
         log = SimpleNamespace(timestamp_job=self.job)
         self.replica = SimpleNamespace(log_start_offset=10, high_watermark=high_watermark, log=log)
         self.readable_end = high_watermark
+        self.stable_lag = 0
 
     def job(self, offset: int) -> Any:
         self.looked_up.append(offset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -351,6 +352,8 @@ class World(VirtualTime):
         super().__init__(seed, self.counts)
         self.options = options
         self.invariants = Invariants()
+        self.watch = SimpleNamespace(commits=lambda *_: None)  # it is asked of whole nodes
+        self.names: dict[RaftGroupId, str] = {}
         self.groups = [METADATA_GROUP] + [
             RaftGroupId(TopicId(UUID(int=number + 10)), number, 7)
             for number in range(1, options.groups)
