@@ -92,7 +92,7 @@ class PeerFrameMaker:
         """A hello that the node takes."""
         target = self._target
         said = Hello(
-            PEER_FORMATS[0],
+            PEER_FORMATS[1],
             target.cluster_id,
             target.me,
             target.my_storage,

@@ -84,7 +84,7 @@ def say(node: Node, data: bytes) -> None:
 
 def hello() -> bytes:
     """Of a node that the cluster does not know."""
-    said = Hello(PEER_FORMATS[0], "test-cluster", LIAR, f"{LIAR:x}", "control")
+    said = Hello(PEER_FORMATS[1], "test-cluster", LIAR, f"{LIAR:x}", "control")
     return _counted(msgspec.json.encode(said))
 
 

@@ -32,6 +32,7 @@ LEFT_OUT = {
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",
+    "node/status.py": "a page of the admin port",
     "server/admin/http.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
