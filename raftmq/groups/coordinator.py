@@ -99,13 +99,16 @@ class FetchedOffsets:
     """The answer to OffsetFetch for one group."""
 
     error: ErrorCode
-    offsets: OffsetMap
-    pending: Map[int, OffsetMap] = Map()
-    """Offsets of running transactions, by producer id."""
+    group: GroupImage | None = None
+
+    @property
+    def offsets(self) -> OffsetMap:
+        """What is committed."""
+        return _NO_OFFSETS if self.group is None else self.group.offsets
 
     def is_stable(self, at: TopicPartition) -> bool:
         """False while a running transaction may change the offset there (KIP-447)."""
-        return not any(at in offsets for offsets in self.pending.values())
+        return self.group is None or not self.group.is_pending(at)
 
 
 @frozen(slots=True)
@@ -393,7 +396,7 @@ class Coordinator(OwnedGroups):
     def fetch_offsets(self, name: str) -> Promise[FetchedOffsets]:
         """All committed offsets of a group, as of some moment after the call."""
         if not self._is_mine(name):
-            return Promise.resolved(FetchedOffsets(ErrorCode.NOT_COORDINATOR, _NO_OFFSETS))
+            return Promise.resolved(FetchedOffsets(ErrorCode.NOT_COORDINATOR))
         answer: Promise[FetchedOffsets] = Promise()
         asked_at_ms = self._clock.monotonic_ms()
 
@@ -401,14 +404,11 @@ class Coordinator(OwnedGroups):
             # The image is as new as the request, whichever node holds the claim: none is needed.
             # Without a barrier NOT_COORDINATOR is what every client's OffsetFetch retries.
             if barrier.error is not None:
-                answer.resolve(FetchedOffsets(ErrorCode.NOT_COORDINATOR, _NO_OFFSETS))
+                answer.resolve(FetchedOffsets(ErrorCode.NOT_COORDINATOR))
                 return
             self._confirm(asked_at_ms)
             state = self._engine.image.groups.get(name)
-            if state is None:
-                answer.resolve(FetchedOffsets(ErrorCode.NONE, _NO_OFFSETS))
-                return
-            answer.resolve(FetchedOffsets(ErrorCode.NONE, state.offsets, state.pending))
+            answer.resolve(FetchedOffsets(ErrorCode.NONE, state))
 
         self._engine.read_barrier(timeout_ms=COMMAND_TIMEOUT_MS).when_done(done)
         return answer

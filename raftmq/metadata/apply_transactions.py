@@ -393,9 +393,7 @@ def _end_transaction(draft: Draft, row: EndTransaction) -> RowDone:
         return _NO_ID
     credentials = (row.producer_id, row.epoch)
     state = known.state
-    is_over = state.is_prepared or (
-        state is not TransactionState.EMPTY and state is not TransactionState.ONGOING
-    )
+    is_over = state not in (TransactionState.EMPTY, TransactionState.ONGOING)
     if row.protocol == 2 and credentials == known.last and is_over:  # it lost the answer
         is_same = row.is_commit == state.is_commit
         return _told(known, ErrorCode.NONE if is_same else ErrorCode.INVALID_TXN_STATE)

@@ -15,8 +15,8 @@ not have is refused, never read in part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 from attrs import evolve
@@ -41,6 +41,7 @@ from raftmq.metadata.image import (
 from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
 from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
+T = TypeVar("T")
 SNAPSHOT_MAGIC: Final = b"RQMS"
 
 
@@ -247,25 +248,23 @@ class SnapshotEncoder:
             yield
 
     def _topic(self, topic: TopicImage) -> msgspec.Raw:
-        known = self._topics.get(topic.name)
-        if known is None or known[0] is not topic:
-            known = topic, msgspec.Raw(msgspec.msgpack.encode(_topic_row(topic)))
-            self._topics[topic.name] = known
-        return known[1]
+        return _encoded(self._topics, topic.name, topic, _topic_row)
 
     def _group(self, group: GroupImage) -> msgspec.Raw:
-        known = self._groups.get(group.name)
-        if known is None or known[0] is not group:
-            known = group, msgspec.Raw(msgspec.msgpack.encode(_to_group_record(group)))
-            self._groups[group.name] = known
-        return known[1]
+        return _encoded(self._groups, group.name, group, _to_group_record)
 
     def _transaction(self, one: Transaction) -> msgspec.Raw:
-        known = self._transactions.get(one.transactional_id)
-        if known is None or known[0] is not one:
-            known = one, msgspec.Raw(msgspec.msgpack.encode(_transaction_row(one)))
-            self._transactions[one.transactional_id] = known
-        return known[1]
+        return _encoded(self._transactions, one.transactional_id, one, _transaction_row)
+
+
+def _encoded(
+    cache: dict[str, tuple[T, msgspec.Raw]], name: str, part: T, to_row: Callable[[T], object]
+) -> msgspec.Raw:
+    """The bytes of a part, which are kept for as long as it does not change."""
+    known = cache.get(name)
+    if known is None or known[0] is not part:
+        known = cache[name] = part, msgspec.Raw(msgspec.msgpack.encode(to_row(part)))
+    return known[1]
 
 
 def encode_image(image: MetadataImage) -> bytes:

@@ -344,17 +344,15 @@ class TransactionCoordinator:
         self._rows.add(request.make(known)).when_done(partial(self._tried, request))
 
     def _tried(self, request: _Request, outcome: Promise[RowDone]) -> None:
-        if outcome.error is not None:
-            self._answer(request, outcome)
+        is_early = (
+            outcome.error is None
+            and outcome.result().code == ErrorCode.CONCURRENT_TRANSACTIONS
+            and not request.is_for_one
+        )
+        is_ending = self.is_ending(request.transactional_id)
+        if is_early and is_ending and self._park(request):
             return
-        if request.is_for_one or outcome.result().code != ErrorCode.CONCURRENT_TRANSACTIONS:
-            self._answer(request, outcome)
-            return
-        known = self._engine.image.transactions.get(request.transactional_id)
-        if _is_ending(known):
-            if not self._park(request):
-                self._answer(request, outcome)
-        elif request.tries_left > 0:
+        if is_early and not is_ending and request.tries_left > 0:
             self._try(request)
         else:
             self._answer(request, outcome)
@@ -419,8 +417,10 @@ def _by_topic(
 
 def _joined_seq(known: Transaction | None, protocol: int) -> int:
     """The number of the transaction that something is meant for: the running one or the next."""
-    if protocol != 1 or known is None:
-        return -1 if protocol != 1 else 1
+    if protocol == 2:
+        return -1  # the epoch tells
+    if known is None:
+        return 1
     return known.txn_seq + (known.state is not TransactionState.ONGOING)
 
 
@@ -466,10 +466,8 @@ class Filters:
         if self.producer_ids and known.producer_id not in self.producer_ids:
             return False
         if self.running_for_ms >= 0:
-            is_running = known.state is TransactionState.ONGOING or known.state.is_prepared
-            is_dated = known.started_at_ms != UNDATED
-            if not (is_running and is_dated) or (
-                now_ms - known.started_at_ms <= self.running_for_ms
-            ):
+            if known.state.may_begin or known.started_at_ms == UNDATED:
+                return False
+            if now_ms - known.started_at_ms <= self.running_for_ms:
                 return False
         return self.pattern is None or self.pattern.fullmatch(known.transactional_id) is not None

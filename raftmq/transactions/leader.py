@@ -13,7 +13,7 @@ in the image, by this leader or the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, Protocol
@@ -36,11 +36,14 @@ from raftmq.partition.transactions import (
     Verdict,
 )
 from raftmq.promise import Promise
-from raftmq.transactions.coordinator import Engine, TransactionCoordinator
+from raftmq.transactions.coordinator import (
+    BARRIER_TIMEOUT_MS,
+    Engine,
+    TransactionCoordinator,
+)
 from raftmq.transactions.rows import RowQueue
 from raftmq.types import LeaderEpoch, Offset, ProducerId, TopicId
 
-BARRIER_TIMEOUT_MS: Final = 5_000.0
 RETRY_MS: Final = 100.0
 """After so long what could not be written, or not reported, is looked for again."""
 
@@ -60,8 +63,6 @@ class LedPartition(Protocol):
 
     @property
     def is_leader(self) -> bool: ...
-    @property
-    def takes_records(self) -> bool: ...
     @property
     def leader_epoch(self) -> LeaderEpoch: ...
     def end_transaction(self, decided: Decided) -> Promise[Offset]: ...
@@ -94,8 +95,8 @@ class LeaderTransactions:
         """(partition, producer id, txn_seq) of ends that are being written."""
         self._ended: dict[Key, list[tuple[int, int]]] = {}  # to be reported soon
         self._not_added: dict[tuple[Key, int, int], ErrorCode] = {}
-        """Why a partition could not be added for a batch (by producer id and epoch) that is asked
-        for again in a moment."""
+        """What keeps a partition from being added for a moment, for a batch (by producer id and
+        epoch) that is asked for again."""
         self._later: set[Key] = set()  # to be looked at again
         self._seen_decision = 0
         self._is_due = False  # `_look_at_decided` is
@@ -118,6 +119,9 @@ class LeaderTransactions:
     def verify(self, asked: Asked) -> Verdict:
         """May this batch be taken now? See `TransactionsPort`."""
         key = (asked.topic_id, asked.partition)
+        not_added = None
+        if self._not_added:  # what was told of a batch is told once, and of no later one
+            not_added = self._not_added.pop((key, asked.producer_id, asked.producer_epoch), None)
         is_current = self._current.get(key) == asked.leader_epoch
         known = self._engine.image.transactions
         standing = known.standing(asked.producer_id, asked.producer_epoch, *key)
@@ -129,8 +133,7 @@ class LeaderTransactions:
             return Fenced()
         if not asked.is_again:
             return Unknown(self._look_closer(asked))
-        not_added = self._not_added.pop((key, asked.producer_id, asked.producer_epoch), None)
-        if not is_current or not_added in COMES_AGAIN:
+        if not is_current or not_added is not None:
             return Unknown(Promise.failed(KafkaError(code=not_added or _NOT_LEADER)))
         return Ending() if standing is Standing.ENDING else NotAdded()
 
@@ -177,7 +180,7 @@ class LeaderTransactions:
         batch = (asked.topic_id, asked.partition), asked.producer_id, asked.producer_epoch
 
         def added(done: Promise[ErrorCode]) -> None:
-            if done.result() is not ErrorCode.NONE:
+            if done.result() in COMES_AGAIN:
                 self._not_added[batch] = done.result()
             settled.resolve(None)
 
@@ -239,7 +242,11 @@ class LeaderTransactions:
         self._is_due = False
         known = self._engine.image.transactions
         seen, self._seen_decision = self._seen_decision, known.last_decision
-        keys = {key: None for one in known.decided_after(seen) for key in one.partitions}
+        self._look_at_all(
+            {key: None for one in known.decided_after(seen) for key in one.partitions}
+        )
+
+    def _look_at_all(self, keys: Iterable[Key]) -> None:
         with self._batch():
             for key in keys:
                 self._look_at(key)
@@ -307,8 +314,7 @@ class LeaderTransactions:
 
     def _look_again(self) -> None:
         keys, self._later = self._later, set()
-        for key in keys:
-            self._look_at(key)
+        self._look_at_all(keys)
 
     # ---- reports ----
 

@@ -95,7 +95,6 @@ class FakePartition:
 
     def __init__(self) -> None:
         self.is_leader = True
-        self.takes_records = True
         self.leader_epoch = LeaderEpoch(1)
         self.ends: list[tuple[Decided, Promise[Offset]]] = []
 

@@ -250,12 +250,13 @@ def handle_offset_commit(broker: Broker, context: RequestContext, request: Struc
     )
     codes = yield from value_of(committed)
     of = dict(zip(known, codes, strict=True))
-    return Struct(topics=(yield from _per_partition(request.topics, of)))
+    return Struct(topics=(yield from per_partition(request.topics, of)))
 
 
-def _per_partition(
+def per_partition(
     topics: Sequence[Struct], of: Mapping[tuple[str, int], ErrorCode]
 ) -> Work[list[Struct]]:
+    """The rows of an answer with a code for each partition that a request names."""
     missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     count = 0
     rows = []
@@ -365,7 +366,7 @@ def handle_offset_delete(broker: Broker, context: RequestContext, request: Struc
     if result.error is not ErrorCode.NONE:
         return Struct(error_code=int(result.error), topics=[])
     of = {(at.topic, at.partition): code for at, code in zip(known, result.partitions, strict=True)}
-    return Struct(error_code=0, topics=(yield from _per_partition(request.topics, of)))
+    return Struct(error_code=0, topics=(yield from per_partition(request.topics, of)))
 
 
 # ---- operators ----

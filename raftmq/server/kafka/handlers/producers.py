@@ -13,6 +13,7 @@ from raftmq.partition.partition import Partition
 from raftmq.promise import Promise
 from raftmq.protocol import Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.handlers.transactions import fenced_code
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, then
 from raftmq.transactions.coordinator import ProducerResult
@@ -57,9 +58,7 @@ def _init_transactional(broker: Broker, version: int, request: Struct) -> Any:
     )
 
     def answer(result: ProducerResult) -> dict[str, Any]:
-        code = result.code
-        if code is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM:
-            code = ErrorCode.INVALID_PRODUCER_EPOCH
+        code = fenced_code(result.code, version, _FENCED_FROM)
         return _answer(code, result.producer_id, result.epoch)
 
     return then(begun, answer)

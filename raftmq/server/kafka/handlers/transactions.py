@@ -19,6 +19,7 @@ from raftmq.partition.transactions import WHATEVER_SEQ, Decided
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.handlers.groups import per_partition
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, value_of
 from raftmq.transactions.coordinator import Filters, ProducerResult
@@ -207,19 +208,7 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
     codes = dict.fromkeys(known, _NOT_OFFERED)
     if broker.transactions.is_offered:
         codes = yield from _commit(broker, version, protocol, request, known)
-    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    rows = []
-    for topic in request.topics:
-        partitions = []
-        for partition in topic.partitions:
-            count += 1
-            if count % TURN_PARTITIONS == 0:
-                yield None
-            index = partition.partition_index
-            code = int(codes.get((topic.name, index), missing))
-            partitions.append(Struct(partition_index=index, error_code=code))
-        rows.append(Struct(name=topic.name, partitions=partitions))
-    return Struct(topics=rows)
+    return Struct(topics=(yield from per_partition(request.topics, codes)))
 
 
 def _commit(
@@ -389,7 +378,6 @@ def _unknown(name: str, code: ErrorCode) -> Struct:
 
 def _described(broker: Broker, known: Transaction) -> Work[Struct]:
     topics: dict[str, list[int]] = {}
-    is_running = known.state is TransactionState.ONGOING or known.state.is_prepared
     image = broker.image
     for count, (topic_id, index) in enumerate(sorted(known.partitions)):
         if count % TURN_PARTITIONS == 0:
@@ -402,7 +390,7 @@ def _described(broker: Broker, known: Transaction) -> Work[Struct]:
         transactional_id=known.transactional_id,
         transaction_state=known.state.label,
         transaction_timeout=known.timeout_ms,
-        transaction_start_time=known.started_at_ms if is_running else -1,
+        transaction_start_time=-1 if known.state.may_begin else known.started_at_ms,
         producer_id=known.producer_id,
         producer_epoch=known.epoch,
         topics=[Struct(topic=name, partitions=indexes) for name, indexes in topics.items()],
