@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from immutables import Map
 
 from raftmq.errors import ErrorCode as E
+from raftmq.errors import KafkaError
+from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL
 from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
+from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.records import Marker, NewRecord, build_batch, parse_header, parse_marker
 from tests.server.kafka.world import World
@@ -130,3 +134,28 @@ def test_a_follower_sends_elsewhere() -> None:
     world = Orphan()
     world.replica("t").is_leader = world.replica("t").is_writable = False
     assert world.code(world.send_marker()) is E.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_partitions_are_verified_by_no_image_that_is_behind(
+    monkeypatch: pytest.MonkeyPatch, is_current: bool
+) -> None:
+    """AddPartitionsToTxn of a broker that only asks (KIP-890)."""
+    world = Orphan()
+    world.engine.change(features=Map({RAFTMQ_LEVEL: LEVEL_OF_TRANSACTIONS}))
+    if not is_current:
+        failed: Promise[None] = Promise.failed(KafkaError(code=E.REQUEST_TIMED_OUT))
+        monkeypatch.setattr(world.engine, "read_barrier", lambda **_: failed)
+    asked = Struct(
+        transactional_id="x",
+        producer_id=PID,
+        producer_epoch=3,
+        verify_only=True,
+        topics=[Struct(name="t", partitions=[0])],
+    )
+    slot = world.send(ApiKey.ADD_PARTITIONS_TO_TXN, 5, transactions=[asked])
+    world.bench.deadlines.expire(world.bench.clock.monotonic_ms())
+    (told,) = world.read(ApiKey.ADD_PARTITIONS_TO_TXN, 5, slot).results_by_transaction
+    (row,) = told.topic_results[0].results_by_partition
+    unknown = E.INVALID_PRODUCER_ID_MAPPING
+    assert row.partition_error_code == (unknown if is_current else E.COORDINATOR_NOT_AVAILABLE)

@@ -66,11 +66,12 @@ def add_partitions(broker: Broker, context: RequestContext, request: Struct) -> 
         rows = yield from _partition_rows(request.v3_and_below_topics, codes)
         return Struct(results_by_topic_v3_and_below=rows)
     results = []
+    is_current = True
     if any(one.verify_only for one in request.transactions):
-        yield from value_of(broker.transactions.catch_up())
+        is_current = yield from value_of(broker.transactions.catch_up())
     for one in request.transactions:
         if one.verify_only:
-            codes = yield from _verified(broker, one)
+            codes = yield from _verified(broker, one, is_current=is_current)
         else:
             codes = yield from _added(
                 broker,
@@ -122,7 +123,9 @@ def _added(
     return dict.fromkeys(codes, fenced_code(code, version))
 
 
-def _verified(broker: Broker, one: Struct) -> Work[dict[tuple[str, int], ErrorCode]]:
+def _verified(
+    broker: Broker, one: Struct, *, is_current: bool
+) -> Work[dict[tuple[str, int], ErrorCode]]:
     codes: dict[tuple[str, int], ErrorCode] = {}
     for topic in one.topics:
         known = broker.image.topics.get(topic.name)
@@ -130,7 +133,9 @@ def _verified(broker: Broker, one: Struct) -> Work[dict[tuple[str, int], ErrorCo
             if len(codes) % TURN_PARTITIONS == 0:
                 yield None
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if known is not None:
+            if not is_current:
+                code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            elif known is not None:
                 code = broker.transactions.verify(
                     one.transactional_id,
                     one.producer_id,
