@@ -9,6 +9,7 @@ import pytest
 
 from raftmq.protocol import ApiKey, Struct, decode_request
 from raftmq_client.core.metadata import (
+    DOUBT_MS,
     Broker,
     ClusterInfo,
     MetadataCore,
@@ -37,6 +38,19 @@ def test_an_older_epoch_does_not_undo_a_newer_leader() -> None:
     assert core.leader("t", 0) == (2, 5)
     core.apply(info(topic("t", 1, 6)), 2)
     assert core.leader("t", 0) == (1, 6)
+
+
+def test_an_older_epoch_is_believed_once_all_answers_keep_saying_it() -> None:
+    core = MetadataCore()
+    core.apply(info(topic("t", 2, 32_767)), 0)
+    for now in range(1_000, 11_000, 1_000):
+        core.apply(info(topic("t", 1, 4)), now)
+        assert core.leader("t", 0) == (2, 32_767)
+    core.apply(info(topic("t", 2, 32_767)), 11_000)
+    core.apply(info(topic("t", 1, 4)), 12_000)
+    assert core.leader("t", 0) == (2, 32_767), "one answer in between agreed"
+    core.apply(info(topic("t", 1, 4)), 12_000 + DOUBT_MS)
+    assert core.leader("t", 0) == (1, 4)
 
 
 def test_a_hint_counts_only_when_it_is_newer() -> None:

@@ -213,6 +213,7 @@ def test_positions_go_along_and_an_abort_takes_the_consumer_back(
     broker: FakeBroker, driver: Driver
 ) -> None:
     fill(broker)
+    broker.make_topic("made", 1)
     key = TopicPartition("t", 0)
     with driver.producer(broker.address, **ID) as producer, consumer_of(driver, broker) as consumer:
         found: list[bytes] = []
@@ -222,7 +223,7 @@ def test_positions_go_along_and_an_abort_takes_the_consumer_back(
             while not records:
                 records = consumer.poll(1.0, 2)
             if number % 2 == 0:
-                tx.send("t", b"made", partition=1)
+                tx.send("made", b"made", partition=0)
                 tx.abort()
             else:
                 tx.commit()

@@ -29,6 +29,8 @@ from raftmq_client.errors import (
 )
 
 NO_LEADER: Final = -1
+DOUBT_MS: Final = 10_000.0
+"""How long answers must say an older leader epoch than the known one until they are believed."""
 LOG: Final = logging.getLogger("raftmq_client.connection")
 
 
@@ -186,6 +188,7 @@ class MetadataCore:
     _used_at: dict[str, float] = field(factory=dict)
     _denied_at: dict[str, float] = field(factory=dict)
     _leaders: dict[TopicPartition, tuple[int, int]] = field(factory=dict)  # (leader, epoch)
+    _doubted_since: dict[TopicPartition, float] = field(factory=dict)
     _wants_all: bool = False
     _is_due: bool = True
     _trouble: Trouble = field(
@@ -356,11 +359,25 @@ class MetadataCore:
         self.topics[topic.name] = topic
         for partition in topic.partitions:
             key = TopicPartition(topic.name, partition.partition)
-            before = self._leaders.get(key)
-            if before is None or partition.leader_epoch >= before[1]:
+            if self._is_believed(key, partition.leader_epoch, now):
                 self._leaders[key] = (partition.leader, partition.leader_epoch)
             if self.leader(*key) is None:
                 self._is_due = True
+
+    def _is_believed(self, key: TopicPartition, epoch: int, now: float) -> bool:
+        """Whether an answer of this epoch says who leads.
+
+        A lower epoch than the known one is of a broker that is behind. If all answers keep saying
+        it, the known one is wrong: of a damaged answer, or of a cluster that was set up anew.
+        """
+        known = self._leaders.get(key)
+        if known is None or epoch >= known[1]:
+            self._doubted_since.pop(key, None)
+            return True
+        if now - self._doubted_since.setdefault(key, now) < DOUBT_MS:
+            return False
+        del self._doubted_since[key]
+        return True
 
     def _forget_idle(self, now: float) -> None:
         if self.options.idle_ms == float("inf"):
@@ -379,7 +396,9 @@ class MetadataCore:
 
     def _forget_leaders(self, topic: TopicInfo) -> None:
         for partition in topic.partitions:
-            self._leaders.pop(TopicPartition(topic.name, partition.partition), None)
+            key = TopicPartition(topic.name, partition.partition)
+            self._leaders.pop(key, None)
+            self._doubted_since.pop(key, None)
 
     def _forget_deleted(self, info: ClusterInfo) -> None:
         """Of an answer about all topics, what is not in it is gone."""
@@ -388,6 +407,7 @@ class MetadataCore:
             del self.topics[name]
         for key in [key for key in self._leaders if key.topic not in known]:
             del self._leaders[key]
+            self._doubted_since.pop(key, None)
 
     def _answered(self, response: Any, error: ClientError | None, now: float) -> None:
         self._is_asking = False
