@@ -278,7 +278,8 @@ TOPIC_KEYS: Final = check_all(
             "follower.replication.throttled.replicas",
             _LIST,
             "",
-            "Followers whose replication is throttled, as partition:broker pairs; not enforced.",
+            "Followers whose replication is throttled, as partition:broker pairs; kept and shown. "
+            "A leader's rate holds for every replica that is being made.",
             throttled_replicas,
         ),
         ConfigKey(
@@ -293,7 +294,8 @@ TOPIC_KEYS: Final = check_all(
             "leader.replication.throttled.replicas",
             _LIST,
             "",
-            "Leaders whose replication is throttled, as partition:broker pairs; not enforced.",
+            "Leaders whose replication is throttled, as partition:broker pairs; stored and shown. "
+            "A leader's rate holds for every replica that is being made.",
             throttled_replicas,
         ),
         ConfigKey(
@@ -474,6 +476,7 @@ def _fixed(name: str, kind: ConfigType, default: str | None, documentation: str)
 
 
 CATCH_UP_RATE: Final = "replica.catchup.bytes.per.s"
+THROTTLED_RATE: Final = "leader.replication.throttled.rate"
 
 BROKER_KEYS: Final = check_all(
     [
@@ -609,6 +612,30 @@ BROKER_KEYS: Final = check_all(
             str(12 << 20),
             "Most bytes per second from disk to replicas that fell far behind, of all partitions "
             "that a broker leads; not where the commit waits for one. 0 is no limit.",
+            long(0),
+        ),
+        ConfigKey(
+            THROTTLED_RATE,
+            _L,
+            FOREVER,
+            "Most bytes per second that a broker sends to replicas that are being made, of all "
+            "partitions that it leads, as kafka-reassign-partitions --throttle sets it.",
+            long(0),
+        ),
+        ConfigKey(
+            "follower.replication.throttled.rate",
+            _L,
+            FOREVER,
+            "Stored and shown for kafka-reassign-partitions, which sets it beside "
+            f"{THROTTLED_RATE}: leaders send, so the leader's rate alone has an effect.",
+            long(0),
+        ),
+        ConfigKey(
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+            _L,
+            FOREVER,
+            "Stored and shown for kafka-reassign-partitions; a broker has one data folder, so "
+            "nothing moves between folders.",
             long(0),
         ),
         _fixed("replica.lag.time.max.ms", _L, "10000", "Behind for so long, out of the ISR."),

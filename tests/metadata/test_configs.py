@@ -138,6 +138,7 @@ def test_describing_brokers() -> None:
         ("message.timestamp.type", "LogAppendTime"),
         ("leader.replication.throttled.replicas", "*"),
         ("leader.replication.throttled.replicas", "0:1,1:2"),
+        ("follower.replication.throttled.replicas", ""),
         ("segment.bytes", "1024"),
     ],
 )
@@ -192,6 +193,29 @@ def test_broker_configs_that_nobody_knows_are_taken() -> None:
     check_broker_configs({"n" * UNKNOWN_NAME_BYTES_MAX: "v" * UNKNOWN_VALUE_BYTES_MAX})
     with pytest.raises(KafkaError, match="at least 1"):
         check_broker_configs({**names, "num.partitions": "0"})
+
+
+THROTTLES = (
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second",
+)
+
+
+@pytest.mark.parametrize("name", THROTTLES)
+def test_throttles_of_moves_are_set_described_and_deleted(name: str) -> None:
+    """kafka-reassign-partitions sets them for each broker, shows them, and deletes them again."""
+    check_broker_configs({name: "5000000"})
+    with pytest.raises(KafkaError, match="at least 0"):
+        check_broker_configs({name: "-1"})
+    image = _image(one={name: "5000000"})
+    [entry] = describe_broker(image, node(1), {}, [name])
+    assert (entry.value, entry.source) == ("5000000", ConfigSource.DYNAMIC_BROKER)
+    assert not entry.is_read_only
+    assert broker_value(image, node(2), {}, name) == str(2**63 - 1), "none"
+    rows = [(name, DELETE, None)]
+    assert apply_operations(BROKER_KEYS, {name: "5000000"}, rows, {}) == {}
+    assert apply_operations(BROKER_KEYS, {}, rows, {}) == {}
 
 
 @pytest.mark.parametrize(
