@@ -10,14 +10,12 @@ configuration names. `node list` shows what the Kafka protocol tells where there
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 
 from raftmq.cli import completion
+from raftmq.cli.admin_port import AdminPort
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -32,7 +30,6 @@ from raftmq.cli.common import (
 from raftmq.cli.configs import node_config_app
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
-from raftmq.cli.picture import find_addresses
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
@@ -231,79 +228,6 @@ def _rows_of_cluster(admin: Admin) -> list[tuple[object, ...]]:
         )
         for broker in sorted(info.brokers, key=lambda item: item.node_id)
     ]
-
-
-class AdminPort:
-    """The admin ports of live nodes: the first that answers is asked."""
-
-    def __init__(self, addresses: list[str], timeout_s: float) -> None:
-        self._addresses = addresses
-        self._timeout_s = timeout_s
-
-    @classmethod
-    def find(cls, admin: Admin, timeout_s: float) -> AdminPort | None:
-        """Find a port that answers by the brokers' configurations, and the others by its answer;
-        None where no broker names one.
-
-        Brokers that are gone or hang are passed over: operators often come when nodes are missing.
-        """
-        silent = []
-        for address in find_addresses(admin):
-            try:
-                told = cls([address], timeout_s).get("/nodes")
-            except CommandError:
-                silent.append(address)
-                continue
-            others = [n.get("admin_address") for n in told["nodes"] if n["state"] == "live"]
-            rest = [other for other in others if other and other != address]
-            return cls([address, *rest], timeout_s)
-        return cls(silent, timeout_s) if silent else None
-
-    def get(self, path: str) -> dict[str, Any]:
-        """The answer of any node.
-
-        Raises:
-            CommandError: no node answers.
-        """
-        failures = []
-        for address in list(self._addresses):
-            try:
-                return self._ask(urllib.request.Request(f"http://{address}{path}"))
-            except OSError as error:
-                failures.append(f"{address}: {error}")
-                self._addresses.append(self._addresses.pop(0))  # another one first, next time
-        raise CommandError(f"no admin port answers: {'; '.join(failures)}", EXIT_UNKNOWN)
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Have a node do something, once.
-
-        Raises:
-            CommandError: no node was reached, or the answer was lost.
-        """
-        self.get("/nodes")  # brings one that answers to the front
-        request = urllib.request.Request(
-            f"http://{self._addresses[0]}{path}",
-            data=msgspec.json.encode(body),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            return self._ask(request)
-        except OSError as error:
-            raise CommandError(f"outcome unknown: {error}", EXIT_UNKNOWN) from error
-
-    def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s + 5) as answer:
-                body = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                body = error.read()
-            if error.code == 404:
-                raise CommandError(
-                    "that node has no page /nodes: is it an older raftmq?"
-                ) from error
-        parsed: dict[str, Any] = msgspec.json.decode(body)
-        return parsed
 
 
 leader_app = typer.Typer(help="Leaders of partitions.", no_args_is_help=True)

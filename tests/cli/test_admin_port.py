@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.cli.nodes import AdminPort
+from raftmq.cli.admin_port import AdminPort
 from raftmq.cli.picture import ADMIN_KEY
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ResourceType
