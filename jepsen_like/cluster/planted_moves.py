@@ -7,9 +7,10 @@ from typing import Any, Final
 from jepsen_like.bug import Bug, patching
 from jepsen_like.cluster import stress
 from raftmq.node import partitions
+from raftmq.raft.membership import Configuration
 from raftmq.replication.recovery import Opening, ReplicaOpener
 from raftmq.replication.replica import Replica
-from raftmq.types import RaftGroupId, ReplicaId
+from raftmq.types import RaftGroupId
 
 
 def _forget(opening: Opening, group: RaftGroupId) -> None:
@@ -25,9 +26,9 @@ def _open_as_new(self: ReplicaOpener, *arguments: Any, **named: Any) -> None:
     _init(self, *arguments, **{**named, "is_return": False})
 
 
-def _voters(self: Replica) -> tuple[ReplicaId, ...]:
+def _appended(self: Replica) -> Configuration:
     """What is appended is a fact."""
-    return self.voters
+    return self.core.configuration
 
 
 MOVE_BUGS: Final[dict[str, Bug]] = {
@@ -42,7 +43,7 @@ MOVE_BUGS: Final[dict[str, Bug]] = {
         ("EveryLifeIsNew", "LeaderCompleteness", "CommittedIsDurableAtMajority"),
     ),
     "appended-voters-reported": Bug(
-        patching((Replica, "committed_voters", property(_voters))),
+        patching((Replica, "committed_configuration", property(_appended))),
         stress.moves,
         5,
         (24,),

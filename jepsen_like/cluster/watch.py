@@ -34,7 +34,6 @@ from raftmq.types import (
     RaftGroupId,
     RaftIndex,
     ReplicaId,
-    TopicId,
 )
 
 if TYPE_CHECKING:
@@ -124,12 +123,12 @@ class Watch:
         multiraft.unregister = unwatched  # type: ignore[method-assign]  # as above
         removed = core.control.replica_removed
 
-        def gone(topic_id: TopicId, partition: int) -> None:
-            for where in [w for w in self._last if w[0] == node.node_id]:
-                if where[1][:2] == (topic_id, partition):  # ordered away before it began again
-                    last = self._last.pop(where)
-                    self._gone[where] = last.identity, last.flushed_end
-            removed(topic_id, partition)
+        def gone(group: RaftGroupId) -> None:
+            where = node.node_id, group
+            if where in self._last:  # ordered away before it began again
+                last = self._last.pop(where)
+                self._gone[where] = last.identity, last.flushed_end
+            removed(group)
 
         core.control.replica_removed = gone  # type: ignore[method-assign]  # as above
 
@@ -144,7 +143,7 @@ class Watch:
     def _judge_removal(self, core: SimCore, replica: Replica) -> None:
         """Data goes by order only where a committed change let its replica go."""
         group, image = replica.group, core.engine.image
-        removal = image.removals.get((group.topic_id, group.partition))
+        removal = image.removal(group)
         is_ordered = removal is not None and core.plane.node_id in removal.nodes
         known = self._committed.get(group)
         if not is_ordered or known is None or image.topic_by_id(group.topic_id) is None:

@@ -50,10 +50,19 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.metadata.commands import ConfirmRemoved
 from raftmq.metadata.engine import DrivenEngine, Forwarder
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
-from raftmq.types import Buffer, LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId
+from raftmq.types import (
+    Buffer,
+    LeaderEpoch,
+    NodeId,
+    Offset,
+    RaftGroupId,
+    ReplicaId,
+    StorageId,
+    TopicId,
+)
 
 UNKNOWN: Final = -1
 
@@ -233,7 +242,7 @@ class ControlPlane:
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
         self._behind: dict[NodeId, float] = {}  # a push failed; when to send all rows again
-        self._removed: list[tuple[TopicId, int]] = []
+        self._removed: list[RaftGroupId] = []
         self._is_confirming = False
         self.controller = Controller(
             self.node_id,
@@ -404,12 +413,18 @@ class ControlPlane:
         leader_epoch: LeaderEpoch,
         isr: Iterable[ReplicaId],
         voters: Iterable[ReplicaId],
+        learners: Iterable[ReplicaId] = (),
+        seen_version: int = -1,
+        creation_epoch: int = -1,
     ) -> None:
         """This node leads a partition, its election entry is committed; or its ISR or voters
         changed. All nodes are told at once (at the next drain).
 
         A node whose former storage still votes is not reported as in sync: that vote is lost, and
         until it is removed the group survives one failure less than its ISR would say.
+
+        Args:
+            seen_version: the version of the image since which this node knows what is wanted.
         """
         voting = list(voters)
         isr = [
@@ -424,11 +439,14 @@ class ControlPlane:
             leader_epoch=leader_epoch,
             isr=sorted({replica.node_id for replica in isr}),
             voters=sorted({replica.node_id for replica in voting}),
+            members=sorted({replica.node_id for replica in (*voting, *learners)}),
+            seen_version=seen_version,
+            creation_epoch=creation_epoch,
         )
 
-    def replica_removed(self, topic_id: TopicId, partition: int) -> None:
+    def replica_removed(self, group: RaftGroupId) -> None:
         """The data of a replica is deleted, as a StopReplica ordered."""
-        self._removed.append((topic_id, partition))
+        self._removed.append(group)
 
     # ---- inside ----
 
@@ -598,7 +616,12 @@ class ControlPlane:
             if promise.error is not None:
                 self._removed = removed + self._removed
 
-        command = ConfirmRemoved(node_id=self.node_id, replicas=tuple(removed))
+        if self.engine.image.level < LEVEL_OF_MOVES:
+            replicas = tuple((group.topic_id, group.partition) for group in removed)
+            command = ConfirmRemoved(node_id=self.node_id, replicas=replicas)
+        else:
+            groups = tuple((g.topic_id, g.partition, g.creation_epoch) for g in removed)
+            command = ConfirmRemoved(node_id=self.node_id, replicas=(), groups=groups)
         self.engine.propose(command, broker_epoch=self.lifecycle.broker_epoch).when_done(done)
 
 

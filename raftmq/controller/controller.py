@@ -35,16 +35,20 @@ from raftmq.controller.topic_validation import (
     plan_topic,
 )
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.apply_moves import is_news
 from raftmq.metadata.broker_messages import (
     AdminRequest,
     AlterConfigsCall,
+    BalanceCall,
     BrokerHeartbeat,
+    ChangeNodesCall,
     ConfigResource,
     CreatePartitionsCall,
     CreateTopicsCall,
     DeleteTopicsCall,
     Outcome,
     Outcomes,
+    PlanMovesCall,
     ReplaceNodeCall,
     Reply,
     UpdateFeaturesCall,
@@ -56,6 +60,7 @@ from raftmq.metadata.commands import (
     CreateTopics,
     DeleteTopics,
     FenceBroker,
+    MembersReport,
     ReportVoters,
     TopicOutcomes,
     UnfenceBroker,
@@ -64,7 +69,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.configs import broker_value
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId
@@ -437,16 +442,32 @@ class Controller:
         if self._waits:
             self._check_waits()
 
-    def _news_of(self, key: tuple[TopicId, int]) -> VotersReport | None:
-        """What the newest row of a partition says of its voters, if the image does not."""
+    def _news_of(self, key: tuple[TopicId, int]) -> MembersReport | None:
+        """What the newest row of a partition says of its members, if the image does not."""
         row = self._leaders.get(*key)
-        topic = self._engine.image.topic_by_id(key[0])
+        image = self._engine.image
+        topic = image.topic_by_id(key[0])
         if row is None or topic is None or row.partition >= len(topic.partitions):
             return None
         known, voters = topic.partitions[row.partition], tuple(sorted(row.voters))
-        if not voters or known.voters == voters or row.leader_epoch < known.voters_epoch:
+        if not voters or row.leader_epoch < known.voters_epoch:
             return None
-        return VotersReport(row.topic_id, row.partition, row.leader_epoch, voters)
+        if image.level >= LEVEL_OF_MOVES:
+            report = MembersReport(
+                row.topic_id,
+                row.partition,
+                row.creation_epoch,
+                row.leader_epoch,
+                voters,
+                tuple(sorted(row.members)),
+                row.seen_version,
+            )
+            return report if is_news(image, report) else None
+        if known.voters == voters:
+            return None
+        return MembersReport(
+            row.topic_id, row.partition, known.creation_epoch, row.leader_epoch, voters, voters, -1
+        )
 
     def _report_voters(self) -> None:
         if self._is_reporting or not self._unreported:
@@ -466,7 +487,14 @@ class Controller:
                 self._is_reporting = False
                 self._unreported |= {(r.topic_id, r.partition): None for r in reports}
 
-        self._engine.propose(ReportVoters(reports=reports), may_resend=False).when_done(done)
+        if self._engine.image.level >= LEVEL_OF_MOVES:
+            command = ReportVoters(reports=(), members=reports)
+        else:
+            older = (
+                VotersReport(r.topic_id, r.partition, r.leader_epoch, r.voters) for r in reports
+            )
+            command = ReportVoters(reports=tuple(older))
+        self._engine.propose(command, may_resend=False).when_done(done)
 
     def _balance_leaders(self, now_ms: float) -> None:
         if now_ms < self._balance_due_ms:
@@ -598,6 +626,13 @@ class Controller:
         if isinstance(request, UpdateFeaturesCall):
             update, rows = plan_features(image, self.config.supported, request)
             return update, lambda _result: rows
+        if isinstance(request, ChangeNodesCall | PlanMovesCall | BalanceCall):
+            verdict = Outcome(
+                name="verdict",
+                code=ErrorCode.UNSUPPORTED_VERSION,
+                message="this version of the controller does not do that yet",
+            )
+            return None, lambda _result: (verdict,)
         if isinstance(request, ReplaceNodeCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters

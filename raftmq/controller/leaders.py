@@ -41,6 +41,12 @@ class LeaderRow:
     """One partition's leader as it states it.
 
     `revision` counts its statements within the epoch (the ISR and voters change meanwhile).
+
+    Attributes:
+        members: voters and learners of the last committed change; none from an older node.
+        seen_version: what metadata wants of the partition as of at least this version was known
+            to the leader when its members were so; -1 from an older node.
+        creation_epoch: of its Raft group; -1 from an older node.
     """
 
     topic_id: TopicId
@@ -50,6 +56,9 @@ class LeaderRow:
     leader_id: NodeId
     isr: tuple[NodeId, ...]
     voters: tuple[NodeId, ...]
+    members: tuple[NodeId, ...] = ()
+    seen_version: int = -1
+    creation_epoch: int = -1
 
     @property
     def key(self) -> Key:
@@ -68,6 +77,9 @@ class _Wire(msgspec.Struct, array_like=True):
     leader_id: _NodeNumber
     isr: tuple[_NodeNumber, ...]
     voters: tuple[_NodeNumber, ...]
+    members: tuple[_NodeNumber, ...] = ()
+    seen_version: Annotated[int, msgspec.Meta(ge=-1, le=POSITION_MAX)] = -1
+    creation_epoch: Annotated[int, msgspec.Meta(ge=-1, le=POSITION_MAX)] = -1
 
 
 _decoder: Final[msgspec.msgpack.Decoder[list[_Wire]]] = msgspec.msgpack.Decoder(list[_Wire])
@@ -102,6 +114,9 @@ class LeaderTable:
         leader_epoch: LeaderEpoch,
         isr: Iterable[NodeId],
         voters: Iterable[NodeId],
+        members: Iterable[NodeId] = (),
+        seen_version: int = -1,
+        creation_epoch: int = -1,
     ) -> LeaderRow | None:
         """State that this node leads; only once its election entry is committed.
 
@@ -112,7 +127,16 @@ class LeaderTable:
         if known is not None and known.leader_epoch == leader_epoch:
             revision = known.revision + 1
         row = LeaderRow(
-            topic_id, partition, leader_epoch, revision, leader, tuple(isr), tuple(voters)
+            topic_id,
+            partition,
+            leader_epoch,
+            revision,
+            leader,
+            tuple(isr),
+            tuple(voters),
+            tuple(members),
+            seen_version,
+            creation_epoch,
         )
         if known is not None and _facts(known) == _facts(row):
             return None
@@ -128,7 +152,8 @@ class LeaderTable:
         rows = list(rows)
         for row in rows:
             known = self._rows.get(row.key)
-            if row.leader_epoch - (0 if known is None else known.leader_epoch) > TERM_JUMP_MAX:
+            since = 0 if known is None or _is_other_life(known, row) else known.leader_epoch
+            if row.leader_epoch - since > TERM_JUMP_MAX:
                 raise RemoteProtocolError(
                     f"leader epoch {row.leader_epoch} of partition {row.partition} of "
                     f"{row.topic_id}, known is {known and known.leader_epoch}"
@@ -148,7 +173,7 @@ class LeaderTable:
 
     def _take(self, row: LeaderRow, *, is_own: bool) -> bool:
         known = self._rows.get(row.key)
-        if known is not None and _age(row) <= _age(known):
+        if known is not None and not _is_newer(row, known):
             return False
         self._rows[row.key] = row
         self.version += 1
@@ -157,19 +182,40 @@ class LeaderTable:
         return True
 
 
-def _age(row: LeaderRow) -> tuple[int, int]:
-    return row.leader_epoch, row.revision
+def _is_other_life(one: LeaderRow, other: LeaderRow) -> bool:
+    """True when two rows of a partition are of different Raft groups, as far as they say."""
+    return -1 not in (one.creation_epoch, other.creation_epoch) and (
+        one.creation_epoch != other.creation_epoch
+    )
+
+
+def _is_newer(row: LeaderRow, known: LeaderRow) -> bool:
+    if _is_other_life(row, known):
+        return row.creation_epoch > known.creation_epoch
+    return (row.leader_epoch, row.revision) > (known.leader_epoch, known.revision)
 
 
 def _facts(row: LeaderRow) -> tuple[object, ...]:
-    return row.leader_epoch, row.leader_id, row.isr, row.voters
+    stated = row.leader_epoch, row.leader_id, row.isr, row.voters
+    return (*stated, row.members, row.seen_version, row.creation_epoch)
 
 
 def encode_rows(rows: Iterable[LeaderRow]) -> bytes:
     """Bytes of a push."""
     return msgspec.msgpack.encode(
         [
-            _Wire(r.topic_id, r.partition, r.leader_epoch, r.revision, r.leader_id, r.isr, r.voters)
+            _Wire(
+                r.topic_id,
+                r.partition,
+                r.leader_epoch,
+                r.revision,
+                r.leader_id,
+                r.isr,
+                r.voters,
+                r.members,
+                r.seen_version,
+                r.creation_epoch,
+            )
             for r in rows
         ]
     )
@@ -191,6 +237,9 @@ def decode_rows(data: Buffer) -> list[LeaderRow]:
             NodeId(wire.leader_id),
             tuple(NodeId(n) for n in wire.isr),
             tuple(NodeId(n) for n in wire.voters),
+            tuple(NodeId(n) for n in wire.members),
+            wire.seen_version,
+            wire.creation_epoch,
         )
         for wire in wires
     ]

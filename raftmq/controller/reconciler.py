@@ -118,11 +118,11 @@ def at_start(
 def _stops(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> Iterator[StopReplica]:
     for key in sorted(after.removals):
         removal = after.removals[key]
-        earlier = before.removals.get(key)
+        earlier = before.removal(removal.group)
         if node_id not in removal.nodes:
             continue
-        if earlier is None or node_id not in earlier.nodes or earlier.group != removal.group:
-            yield StopReplica(removal.group, TopicPartition(removal.topic, key[1]))
+        if earlier is None or node_id not in earlier.nodes:
+            yield StopReplica(removal.group, TopicPartition(removal.topic, key.partition))
 
 
 def _changed_topics(before: MetadataImage, after: MetadataImage) -> Iterator[TopicImage]:

@@ -20,7 +20,7 @@ from raftmq.promise import Promise
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
-FORMAT_MAX: Final = 7
+FORMAT_MAX: Final = 8
 """The newest format between nodes; `runtime/peer_links.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
@@ -259,6 +259,45 @@ class UpdateFeaturesCall(msgspec.Struct, frozen=True, kw_only=True, tag=6):
     validate_only: bool = False
 
 
+class ChangeNodesCall(msgspec.Struct, frozen=True, kw_only=True, tag=7):
+    """`raftmq node add`, `drain`, `remove` and the like, or what that would do.
+
+    `change` is add, drain, cancel-drain, remove, cordon, uncordon, maintenance or end-maintenance;
+    "" changes no node. `voters`: how many voters the metadata group should have, 0 for as many as
+    the cluster began with; None leaves it. Outcomes: a verdict for each node, then steps.
+    """
+
+    node_ids: tuple[_Int32, ...] = ()
+    change: str = ""
+    voters: _Int32 | None = None
+    dry_run: bool = False
+    timeout_ms: _Milliseconds = 5000
+
+
+class MoveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a partition should go; `replicas` None cancels its move."""
+
+    topic: str
+    partition: _Int32
+    replicas: tuple[_Int32, ...] | None = None
+
+
+class PlanMovesCall(msgspec.Struct, frozen=True, kw_only=True, tag=8):
+    """AlterPartitionReassignments: one outcome for each of the moves, in order."""
+
+    moves: tuple[MoveRequest, ...]
+    allow_factor_change: bool = True
+    dry_run: bool = False
+    timeout_ms: _Milliseconds = 60_000
+
+
+class BalanceCall(msgspec.Struct, frozen=True, kw_only=True, tag=9):
+    """`raftmq cluster balance`: plan the moves that even out the brokers, or say which."""
+
+    dry_run: bool = False
+    timeout_ms: _Milliseconds = 60_000
+
+
 AdminRequest: TypeAlias = (
     CreateTopicsCall
     | DeleteTopicsCall
@@ -266,6 +305,9 @@ AdminRequest: TypeAlias = (
     | AlterConfigsCall
     | ReplaceNodeCall
     | UpdateFeaturesCall
+    | ChangeNodesCall
+    | PlanMovesCall
+    | BalanceCall
 )
 
 
@@ -293,6 +335,8 @@ _outcomes_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder
 
 def format_of(call: AdminRequest) -> int:
     """The oldest format between nodes that knows this call."""
+    if isinstance(call, ChangeNodesCall | PlanMovesCall | BalanceCall):
+        return 8
     return 6 if isinstance(call, UpdateFeaturesCall) else 5
 
 

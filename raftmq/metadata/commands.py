@@ -19,6 +19,7 @@ replaced, or a member of an older generation, changes nothing however late its c
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, Union
 from uuid import UUID
@@ -59,6 +60,32 @@ Protocol: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2)]
 """Of a transaction: 1 is KIP-98's, 2 that of KIP-890, in which each end raises the epoch."""
 
 
+class Origin(StrEnum):
+    """Who wants a move of replicas."""
+
+    NONE = ""
+    REPAIR = "repair"
+    DRAIN = "drain"
+    REPLACE = "replace"
+    OPERATOR = "operator"
+    BALANCE = "balance"
+
+
+class NodeState(StrEnum):
+    """What the cluster wants of a node; its own restarts do not change it.
+
+    `new` has registered and takes no data until an operator adds it; `cordoned` keeps what it has
+    and gets nothing more; from `draining` everything goes; in `maintenance` a node leads nothing
+    and gets nothing more, for a while.
+    """
+
+    ACTIVE = "active"
+    NEW = "new"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    MAINTENANCE = "maintenance"
+
+
 class Endpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a broker listens: `name` is client, peer or admin."""
 
@@ -76,6 +103,8 @@ class RegisterBroker(Command, frozen=True, kw_only=True):
     `storage_id` is hexadecimal, since JSON readers round 64-bit numbers. `cluster_id` is what this
     node calls the cluster; the first registration names it. `recoveries` above what is known: the
     end of this log was lost, so whatever it had given away must not be given away again.
+    `takes_no_data`: this node is none of those that formed the cluster, so at its first
+    registration it is new.
     """
 
     node_id: NodeNumber
@@ -85,6 +114,7 @@ class RegisterBroker(Command, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...] = ()
     features: tuple[str, ...] = ()
     recoveries: _Position = 0
+    takes_no_data: bool = False
 
     @property
     def storage(self) -> StorageId:
@@ -107,7 +137,8 @@ class UnfenceBroker(Command, frozen=True, kw_only=True):
 
 
 class UnregisterBroker(Command, frozen=True, kw_only=True):
-    """An operator removed a broker for good; refused while it holds replicas."""
+    """An operator removed a broker for good; refused while it holds replicas, or (since version 4
+    of the cluster's level) lives. Its storage is refused from then on."""
 
     node_id: NodeId
 
@@ -126,6 +157,23 @@ class EndReplacement(Command, frozen=True, kw_only=True):
     """Nothing is left of a replaced node: forget its registration."""
 
     old_id: NodeNumber
+
+
+class NodeChange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The state that a node is to have."""
+
+    node_id: NodeNumber
+    state: NodeState
+
+
+class ChangeNodes(Command, frozen=True, kw_only=True):
+    """States of nodes, and how many voters the metadata group should have: all of it or nothing.
+
+    `voters` None: as it is; 0: as many as the cluster began with.
+    """
+
+    changes: tuple[NodeChange, ...] = ()
+    voters: Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)] | None = None
 
 
 # ---- topics ----
@@ -169,11 +217,44 @@ class CreatePartitions(Command, frozen=True, kw_only=True):
 
 
 class ReassignPartition(Command, frozen=True, kw_only=True):
-    """Order a partition onto these brokers, preferred first; its own Raft group makes it so."""
+    """Order a partition onto these brokers, preferred first; its own Raft group makes it so.
+
+    It is rejected if the partition is not the one of that `creation_epoch` (-1: whichever), or if
+    its replicas are not `expected`, those that the order was computed from (none: whichever).
+    """
 
     topic_id: TopicId
     partition: PartitionNumber
     replicas: tuple[NodeNumber, ...]
+    creation_epoch: _Number = -1
+    expected: tuple[NodeNumber, ...] = ()
+    origin: Origin = Origin.NONE
+
+
+class PlannedMove(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A partition that is to move onto these brokers later; without any its move is cancelled.
+
+    `expected` as in ReassignPartition.
+    """
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    creation_epoch: _Number
+    replicas: tuple[NodeNumber, ...] = ()
+    expected: tuple[NodeNumber, ...] = ()
+
+
+class PlanMoves(Command, frozen=True, kw_only=True):
+    """Accept moves that the controller begins a few at a time, or cancel some; each of them
+    succeeds or fails by itself.
+
+    A move that has begun and is cancelled goes back to exactly the replicas of before.
+    """
+
+    moves: tuple[PlannedMove, ...]
+    origin: Origin = Origin.OPERATOR
 
 
 class VotersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -185,17 +266,42 @@ class VotersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     voters: tuple[NodeNumber, ...]
 
 
+class MembersReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The fact about one Raft group, as its leader states it.
+
+    `members` are voters and learners of the last committed configuration. `seen_version`: the
+    version of this state that the leader had seen when it was so.
+    """
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    creation_epoch: _Number
+    leader_epoch: Annotated[int, msgspec.Meta(ge=-1, le=TERM_MAX)]
+    voters: tuple[NodeNumber, ...]
+    members: tuple[NodeNumber, ...]
+    seen_version: _Number
+
+
 class ReportVoters(Command, frozen=True, kw_only=True):
-    """Leaders state the voters: metadata holds the target, the partition's own log the fact."""
+    """Leaders state the voters: metadata holds the target, the partition's own log the fact.
+
+    `reports` come of clusters below level 4, `members` of the others.
+    """
 
     reports: tuple[VotersReport, ...]
+    members: tuple[MembersReport, ...] = ()
 
 
 class ConfirmRemoved(Command, frozen=True, kw_only=True):
-    """A broker has deleted the data of replicas that it was ordered to delete."""
+    """A broker has deleted the data of replicas that it was ordered to delete.
+
+    `replicas` come of clusters below level 4. `groups` name each by the Raft group it was of: the
+    topic, the number and the creation epoch.
+    """
 
     node_id: NodeNumber
     replicas: tuple[tuple[TopicId, PartitionNumber], ...]
+    groups: tuple[tuple[TopicId, PartitionNumber, _Number], ...] = ()
 
 
 # ---- configs and producers ----
@@ -386,10 +492,15 @@ class CommitMany(GroupCommand, frozen=True, kw_only=True):
 
 
 class DeleteOffsets(GroupCommand, frozen=True, kw_only=True):
-    """Forget positions, by order of an operator."""
+    """Forget positions, by order of an operator.
+
+    `topic_ids` has one of each of the partitions, zero where there was no such topic: what is in
+    another topic of that name by now stays. Without any, names alone count.
+    """
 
     coordinator_epoch: int
     partitions: tuple[tuple[str, int], ...]
+    topic_ids: tuple[TopicId, ...] = ()
 
 
 class ExpireOffsets(GroupCommand, frozen=True, kw_only=True):
@@ -529,10 +640,12 @@ CONTROL_COMMANDS: Final = (
     UnregisterBroker,
     ReplaceNode,
     EndReplacement,
+    ChangeNodes,
     CreateTopics,
     DeleteTopics,
     CreatePartitions,
     ReassignPartition,
+    PlanMoves,
     ReportVoters,
     ConfirmRemoved,
     AlterConfigs,
@@ -587,9 +700,16 @@ class Envelope(
 FIRST_VERSIONS: Final[dict[type, int]] = dict.fromkeys(ALL_COMMANDS, 1)
 FIRST_VERSIONS[UpdateFeatures] = 2
 FIRST_VERSIONS[TransactionRows] = 3
+FIRST_VERSIONS[ChangeNodes] = 4
+FIRST_VERSIONS[PlanMoves] = 4
 """Since which version there is each kind of command."""
 LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
-    CommitOffsets: {"transaction": 3, "known_version": 3}
+    CommitOffsets: {"transaction": 3, "known_version": 3},
+    RegisterBroker: {"takes_no_data": 4},
+    ReassignPartition: {"creation_epoch": 4, "expected": 4, "origin": 4},
+    ReportVoters: {"members": 4},
+    ConfirmRemoved: {"groups": 4},
+    DeleteOffsets: {"topic_ids": 4},
 }
 """Fields of a kind that came after it, by name, with their versions. Each has a default, which is
 not written, and which means what its absence meant before."""
@@ -721,6 +841,19 @@ class TopicOutcomes(msgspec.Struct, frozen=True):
     """Result of CreateTopics, DeleteTopics and CreatePartitions."""
 
     topics: tuple[TopicOutcome, ...]
+
+
+class MoveOutcome(msgspec.Struct, frozen=True):
+    """What became of one move."""
+
+    code: ErrorCode = ErrorCode.NONE
+    message: str = ""
+
+
+class MoveOutcomes(msgspec.Struct, frozen=True):
+    """Result of PlanMoves: one of each of its moves, in order."""
+
+    moves: tuple[MoveOutcome, ...]
 
 
 class ProducerIds(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from attrs import evolve, field, frozen
 from immutables import Map
 
-from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
+from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, NodeState, Origin
 from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionsImage
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import TargetMembership
@@ -39,6 +39,9 @@ RAFTMQ_LEVEL: Final = "raftmq.level"
 """The feature that covers what nodes store and say together (`features.py`)."""
 LEVEL_OF_TRANSACTIONS: Final = 3
 """From it on there are transactional ids."""
+LEVEL_OF_MOVES: Final = 4
+"""From it on nodes have states, and moves of replicas are planned, cancelled and made by identity:
+a partition is named by its topic, number and creation epoch."""
 
 
 @frozen(slots=True)
@@ -53,6 +56,12 @@ class BrokerImage:
     endpoints: tuple[Endpoint, ...]
     features: tuple[str, ...]
     is_fenced: bool
+    state: NodeState = NodeState.ACTIVE
+
+    @property
+    def takes_replicas(self) -> bool:
+        """False while it must not be given any replica that it does not have."""
+        return self.state is NodeState.ACTIVE
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -73,6 +82,15 @@ class PartitionImage:
 
     `first_voters` are the members with which its Raft group began, the same on every node for ever:
     a broker that lost its disk is not among them under its new storage id.
+
+    Attributes:
+        moving_from: the replicas before the move that is under way; none while there is no move.
+            A cancelled move goes back to them exactly.
+        planned: the replicas of a move that is accepted and has not begun; none without one.
+        origin: whose move that is, planned or under way.
+        target_version: the offset of the last command that changed `replicas`, -1 before any.
+        dismissed: nodes that were to hold it and are no longer wanted, and that may have data of
+            it: they are ordered to delete it once they can no longer become voters.
     """
 
     index: int
@@ -81,6 +99,11 @@ class PartitionImage:
     first_voters: tuple[ReplicaId, ...]
     voters: tuple[NodeId, ...]
     voters_epoch: int = -1
+    moving_from: tuple[NodeId, ...] = ()
+    planned: tuple[NodeId, ...] = ()
+    origin: Origin = Origin.NONE
+    target_version: int = -1
+    dismissed: tuple[NodeId, ...] = ()
 
     @property
     def preferred_leader(self) -> NodeId:
@@ -100,6 +123,11 @@ class TopicImage:
     def group_id(self, partition: int) -> RaftGroupId:
         """The Raft group of one partition."""
         return RaftGroupId(self.topic_id, partition, self.partitions[partition].creation_epoch)
+
+    def has(self, group: RaftGroupId) -> bool:
+        """True when that group is the one of its partition."""
+        partition = group.partition
+        return 0 <= partition < len(self.partitions) and self.group_id(partition) == group
 
     @property
     def replication_factor(self) -> int:
@@ -226,7 +254,8 @@ class MetadataImage:
     topic_names: Map[TopicId, str] = field(factory=Map)
     brokers: Map[NodeId, BrokerImage] = field(factory=Map)
     configs: Map[ConfigKey, Map[str, str]] = field(factory=Map)
-    removals: Map[tuple[TopicId, int], RemovalImage] = field(factory=Map)
+    removals: Map[RaftGroupId, RemovalImage] = field(factory=Map)
+    """Orders to delete, by `removal_key`."""
     replacements: Map[NodeId, ReplacementImage] = field(factory=Map)
     next_producer_id: int = FIRST_PRODUCER_ID
     recoveries: int = 0
@@ -236,6 +265,10 @@ class MetadataImage:
     features: Map[str, int] = field(factory=Map)
     """Levels that a command finalized; `features_epoch` is the offset of the last such command."""
     features_epoch: int = -1
+    voters_wanted: int = 0
+    """How many voters the metadata group should have; 0: as many as the cluster began with."""
+    removed: Map[NodeId, tuple[StorageId, ...]] = field(factory=Map)
+    """The storages of nodes that were removed for good; none of them may come back."""
 
     @property
     def level(self) -> int:
@@ -266,6 +299,16 @@ class MetadataImage:
         partition = topic.partitions[group.partition]
         is_named = node_id in partition.replicas or node_id in partition.voters
         return is_named and topic.group_id(group.partition) == group
+
+    def removal_key(self, group: RaftGroupId) -> RaftGroupId:
+        """Under which the order to delete a group's data stands: below LEVEL_OF_MOVES by topic and
+        number alone."""
+        return group if self.level >= LEVEL_OF_MOVES else group._replace(creation_epoch=-1)
+
+    def removal(self, group: RaftGroupId) -> RemovalImage | None:
+        """The order to delete that group's data, None when there is none."""
+        order = self.removals.get(self.removal_key(group))
+        return order if order is not None and order.group == group else None
 
     def live_brokers(self) -> tuple[BrokerImage, ...]:
         """Brokers that are not fenced, by node id."""

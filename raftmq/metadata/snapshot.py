@@ -5,7 +5,8 @@ images give equal bytes on every node. `SnapshotEncoder` keeps the encoded form 
 group, which the next image mostly shares, so that a snapshot costs the loop what changed since the
 last one; `warm` encodes the rest beforehand, a little at a time. So it is with transactional ids.
 
-Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets. An image is
+Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
+replicas, states of nodes and what was removed for good. An image is
 written in the format of its level, so every node of its cluster reads it; one without any level in
 format 1, which nodes from before there were levels read as well.
 
@@ -24,9 +25,10 @@ from crc32c import crc32c
 from immutables import Map
 
 from raftmq.errors import AheadError, StateError
-from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember
+from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, NodeState, Origin
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
+    LEVEL_OF_MOVES,
     LEVEL_OF_TRANSACTIONS,
     BrokerImage,
     GroupImage,
@@ -43,6 +45,7 @@ from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, Topi
 
 T = TypeVar("T")
 SNAPSHOT_MAGIC: Final = b"RQMS"
+_NIL: Final = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
 class SnapshotError(StateError):
@@ -135,7 +138,38 @@ class _Snapshot3(_Snapshot2):
     last_decision: int | None = None
 
 
-_FORMATS: Final[dict[int, type[_Snapshot]]] = {1: _Snapshot, 2: _Snapshot2, 3: _Snapshot3}
+class _MoveRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What format 4 adds to a partition; only where there is any of it."""
+
+    partition: int
+    moving_from: tuple[int, ...]
+    planned: tuple[int, ...]
+    origin: Origin
+    target_version: int
+    dismissed: tuple[int, ...]
+
+
+class _MovesRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Of one topic."""
+
+    topic_id: TopicId
+    moves: list[_MoveRow]
+
+
+class _Snapshot4(_Snapshot3):
+    moves: list[_MovesRow] | None = None
+    states: list[tuple[int, NodeState]] | None = None
+    """Of nodes that are not active."""
+    voters_wanted: int | None = None
+    removed: list[tuple[int, tuple[str, ...]]] | None = None
+
+
+_FORMATS: Final[dict[int, type[_Snapshot]]] = {
+    1: _Snapshot,
+    2: _Snapshot2,
+    3: _Snapshot3,
+    4: _Snapshot4,
+}
 
 
 class _Parts(msgspec.Struct, array_like=True):
@@ -166,7 +200,16 @@ class _Parts3(_Parts2):
     last_decision: int
 
 
+class _Parts4(_Parts3):
+    moves: list[msgspec.Raw]
+    states: list[tuple[int, NodeState]]
+    voters_wanted: int
+    removed: list[tuple[int, tuple[str, ...]]]
+
+
 def _format_of(image: MetadataImage) -> int:
+    if image.level >= LEVEL_OF_MOVES:
+        return 4
     if image.level >= LEVEL_OF_TRANSACTIONS:
         return 3
     return 1 if image.features_epoch < 0 else 2
@@ -177,6 +220,7 @@ class SnapshotEncoder:
 
     def __init__(self) -> None:
         self._topics: dict[str, tuple[TopicImage, msgspec.Raw]] = {}
+        self._moves: dict[str, tuple[TopicImage, msgspec.Raw]] = {}
         self._groups: dict[str, tuple[GroupImage, msgspec.Raw]] = {}
         self._transactions: dict[str, tuple[Transaction, msgspec.Raw]] = {}
         self._warming: Iterator[None] | None = None
@@ -222,6 +266,7 @@ class SnapshotEncoder:
         }
         self._warming = None
         self._topics = {n: row for n, row in self._topics.items() if n in image.topics}
+        self._moves = {n: row for n, row in self._moves.items() if n in image.topics}
         self._groups = {n: row for n, row in self._groups.items() if n in groups}
         ids = image.transactions.ids
         self._transactions = {n: row for n, row in self._transactions.items() if n in ids}
@@ -234,11 +279,23 @@ class SnapshotEncoder:
             return msgspec.msgpack.encode(_Parts2(**parts))
         parts["transactions"] = [self._transaction(ids[name]) for name in sorted(ids)]
         parts["last_decision"] = image.transactions.last_decision
-        return msgspec.msgpack.encode(_Parts3(**parts))
+        if version == 3:
+            return msgspec.msgpack.encode(_Parts3(**parts))
+        moves = [self._moves_of(image.topics[name]) for name in sorted(image.topics)]
+        parts["moves"] = [row for row in moves if row != _NIL]
+        states = [(n, image.brokers[n].state) for n in sorted(image.brokers)]
+        parts["states"] = [row for row in states if row[1] is not NodeState.ACTIVE]
+        parts["voters_wanted"] = image.voters_wanted
+        parts["removed"] = [
+            (n, tuple(f"{storage:x}" for storage in image.removed[n]))
+            for n in sorted(image.removed)
+        ]
+        return msgspec.msgpack.encode(_Parts4(**parts))
 
     def _round(self, image: MetadataImage) -> Iterator[None]:
         for topic in image.topics.values():
             self._topic(topic)
+            self._moves_of(topic)
             yield
         for group in image.groups.groups.values():
             self._group(group)
@@ -249,6 +306,9 @@ class SnapshotEncoder:
 
     def _topic(self, topic: TopicImage) -> msgspec.Raw:
         return _encoded(self._topics, topic.name, topic, _topic_row)
+
+    def _moves_of(self, topic: TopicImage) -> msgspec.Raw:
+        return _encoded(self._moves, topic.name, topic, _moves_row)
 
     def _group(self, group: GroupImage) -> msgspec.Raw:
         return _encoded(self._groups, group.name, group, _to_group_record)
@@ -310,7 +370,49 @@ def _decode_image(data: Buffer) -> MetadataImage:
             raise SnapshotError("a metadata snapshot of format 3 without transactions")
         ids = map(_read_transaction, snapshot.transactions)
         image = evolve(image, transactions=transactions_of(ids, snapshot.last_decision))
+    if isinstance(snapshot, _Snapshot4):
+        image = _with_moves(image, snapshot)
     return image
+
+
+def _with_moves(image: MetadataImage, snapshot: _Snapshot4) -> MetadataImage:
+    if (
+        snapshot.moves is None
+        or snapshot.states is None
+        or snapshot.voters_wanted is None
+        or snapshot.removed is None
+    ):
+        raise SnapshotError("a metadata snapshot of format 4 without moves")
+    topics, brokers = image.topics, image.brokers
+    for row in snapshot.moves:
+        topic = topics[image.topic_names[row.topic_id]]
+        partitions = list(topic.partitions)
+        for move in row.moves:
+            partitions[move.partition] = evolve(
+                partitions[move.partition],
+                moving_from=_nodes(move.moving_from),
+                planned=_nodes(move.planned),
+                origin=move.origin,
+                target_version=move.target_version,
+                dismissed=_nodes(move.dismissed),
+            )
+        topics = topics.set(topic.name, evolve(topic, partitions=tuple(partitions)))
+    for number, state in snapshot.states:
+        node_id = NodeId(number)
+        brokers = brokers.set(node_id, evolve(brokers[node_id], state=state))
+    removed = Map(
+        (NodeId(n), tuple(StorageId(int(storage, 16)) for storage in storages))
+        for n, storages in snapshot.removed
+    )
+    by_group = {order.group: order for order in image.removals.values()}
+    return evolve(
+        image,
+        topics=topics,
+        brokers=brokers,
+        voters_wanted=snapshot.voters_wanted,
+        removed=removed,
+        removals=Map(by_group),
+    )
 
 
 def _image(snapshot: _Snapshot) -> MetadataImage:
@@ -323,17 +425,7 @@ def _image(snapshot: _Snapshot) -> MetadataImage:
         topic_names=Map((topic.topic_id, topic.name) for topic in topics),
         brokers=Map((NodeId(row[0]), _read_broker(row)) for row in snapshot.brokers),
         configs=Map(((kind, name), Map(values)) for kind, name, values in snapshot.configs),
-        removals=Map(
-            (
-                (row.topic_id, row.partition),
-                RemovalImage(
-                    row.topic,
-                    RaftGroupId(row.topic_id, row.partition, row.creation_epoch),
-                    _nodes(row.nodes),
-                ),
-            )
-            for row in snapshot.removals
-        ),
+        removals=Map(_read_removal(row) for row in snapshot.removals),
         replacements=Map(
             (NodeId(old), ReplacementImage(NodeId(old), NodeId(new), is_done))
             for old, new, is_done in snapshot.replacements
@@ -388,9 +480,15 @@ def _read_transaction(row: _TransactionRow) -> Transaction:
     )
 
 
-def _removal_order(item: tuple[tuple[TopicId, int], RemovalImage]) -> tuple[int, int]:
-    (topic_id, partition), _ = item
-    return topic_id.int, partition  # UUIDs compare in Python, integers do not
+def _removal_order(item: tuple[RaftGroupId, RemovalImage]) -> tuple[int, int, int]:
+    topic_id, partition, epoch = item[0]
+    return topic_id.int, partition, epoch  # UUIDs compare in Python, integers do not
+
+
+def _read_removal(row: _RemovalRow) -> tuple[RaftGroupId, RemovalImage]:
+    """By topic and number alone, as below LEVEL_OF_MOVES; `_with_moves` names groups."""
+    group = RaftGroupId(row.topic_id, row.partition, row.creation_epoch)
+    return group._replace(creation_epoch=-1), RemovalImage(row.topic, group, _nodes(row.nodes))
 
 
 def _sorted_dict(values: Mapping[str, str]) -> dict[str, str]:
@@ -399,6 +497,15 @@ def _sorted_dict(values: Mapping[str, str]) -> dict[str, str]:
 
 def _nodes(values: tuple[int, ...]) -> tuple[NodeId, ...]:
     return tuple(NodeId(value) for value in values)
+
+
+def _moves_row(topic: TopicImage) -> _MovesRow | None:
+    rows = [
+        _MoveRow(p.index, p.moving_from, p.planned, p.origin, p.target_version, p.dismissed)
+        for p in topic.partitions
+        if p.target_version >= 0 or p.moving_from or p.planned or p.dismissed
+    ]
+    return _MovesRow(topic.topic_id, rows) if rows else None
 
 
 def _topic_row(topic: TopicImage) -> _TopicRow:

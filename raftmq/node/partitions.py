@@ -423,10 +423,8 @@ class Partitions:
 
     def _must_go(self, group: RaftGroupId) -> bool:
         """True while there is an order to this node to delete its replica of a group."""
-        removal = self._engine.image.removals.get((group.topic_id, group.partition))
-        if removal is None or removal.group != group:
-            return False
-        return self._plane.node_id in removal.nodes
+        removal = self._engine.image.removal(group)
+        return removal is not None and self._plane.node_id in removal.nodes
 
     async def _reopen(self, start: StartReplica) -> None:
         replica = self._replicas.get(start.group)
@@ -493,7 +491,7 @@ class Partitions:
             self._plane.journal.forget(action.group)
         folder = self._folder(action.name, action.group.topic_id)
         await self._tasks.in_thread(partial(self._remove_folder, folder))
-        self._control.replica_removed(action.group.topic_id, action.group.partition)
+        self._control.replica_removed(action.group)
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 
     # ---- former lives ----
@@ -623,14 +621,25 @@ class Partitions:
             if member == replica.self_id
             or (member.node_id in brokers and not brokers[member.node_id].is_fenced)
         ]
+        # Data is ordered away by this; a change that is only appended may yet be taken back.
+        committed = replica.committed_configuration
         self._control.partition_led(
             partition.topic_id,
             partition.index,
             leader_epoch=replica.leader_epoch,
             isr=isr,
-            # Data is ordered away by this; a change that is only appended may yet be taken back.
-            voters=replica.committed_voters,
+            voters=committed.voters,
+            learners=committed.learners,
+            seen_version=self._seen_version(partition.group),
+            creation_epoch=partition.group.creation_epoch,
         )
+
+    def _seen_version(self, group: RaftGroupId) -> int:
+        """Since which version this node knows what metadata wants of a group; -1: not at all."""
+        topic = self._engine.image.topic_by_id(group.topic_id)
+        if topic is None or not topic.has(group):
+            return -1
+        return topic.partitions[group.partition].target_version
 
     def tick(self, now_ms: float) -> None:
         """Stand for election where new groups wait; state what this node leads."""

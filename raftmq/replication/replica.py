@@ -823,9 +823,9 @@ class Replica:
         return self.core.configuration.voters
 
     @property
-    def committed_voters(self) -> tuple[ReplicaId, ...]:
-        """Those of the last change that is committed: what a later leader cannot take back."""
-        return self.core.configurations.committed(self._commit_end)[1].voters
+    def committed_configuration(self) -> Configuration:
+        """That of the last change that is committed: what a later leader cannot take back."""
+        return self.core.configurations.committed(self._commit_end)[1]
 
     @property
     def learners(self) -> tuple[ReplicaId, ...]:

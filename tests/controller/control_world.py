@@ -251,7 +251,7 @@ class WorldNode:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, StopReplica):
-                self.control.replica_removed(action.group.topic_id, action.group.partition)
+                self.control.replica_removed(action.group)
 
     def crash(self, *, wipe: bool = False) -> None:
         if self.is_up:
@@ -302,6 +302,8 @@ class WorldNode:
                     leader_epoch=LeaderEpoch(epoch),
                     isr=[brokers[n].replica_id for n in live if n in brokers],
                     voters=[brokers[n].replica_id for n in partition.replicas if n in brokers],
+                    seen_version=partition.target_version,
+                    creation_epoch=partition.creation_epoch,
                 )
 
     def _send(self, node_id: NodeId, frame: Sequence[Buffer], stream: Stream) -> bool:

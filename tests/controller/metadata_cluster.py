@@ -438,6 +438,8 @@ class MetadataCluster:
                             leader_epoch=LeaderEpoch(1),
                             isr=[self.nodes[n].self_id for n in live],
                             voters=[self.nodes[n].self_id for n in partition.replicas],
+                            seen_version=partition.target_version,
+                            creation_epoch=partition.creation_epoch,
                         )
 
     @classmethod

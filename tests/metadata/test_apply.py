@@ -43,7 +43,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.snapshot import decode_image, encode_image
-from raftmq.types import TopicPartition
+from raftmq.types import NodeId, RaftGroupId, TopicPartition
 from tests.metadata.metadata_commands import (
     ENVELOPES,
     Machine,
@@ -177,22 +177,26 @@ def test_creation_and_addition_are_judged_at_apply(machine: Machine) -> None:
     assert topic.partitions[1].creation_epoch == machine.image.topics["f"].group_id(1)[2]
 
 
+def _ordered(machine: Machine, group: RaftGroupId) -> tuple[NodeId, ...]:
+    """Who is to delete its data of a group."""
+    order = machine.image.removal(group)
+    return () if order is None else order.nodes
+
+
 def test_deletion_orders_every_replica_to_go_until_it_confirms(machine: Machine) -> None:
     topic = machine.image.topics["a"]
     result = machine.apply(DeleteTopics(topic_ids=(topic_id(1), topic_id(44))))
     assert [o.code for o in result.topics] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID]
     assert "a" not in machine.image.topics
     assert machine.image.topic_by_id(topic_id(1)) is None
-    removals = machine.image.removals
-    assert removals[(topic_id(1), 0)].group == topic.group_id(0)
-    assert removals[(topic_id(1), 0)].nodes == (1, 2, 3)
+    assert _ordered(machine, topic.group_id(0)) == (1, 2, 3)
     both = ((topic_id(1), 0), (topic_id(1), 1))
     machine.apply(ConfirmRemoved(node_id=node(2), replicas=both))
-    assert machine.image.removals[(topic_id(1), 1)].nodes == (1, 3)
+    assert _ordered(machine, topic.group_id(1)) == (1, 3)
     epoch = machine.image.brokers[node(1)].epoch
     machine.apply(FenceBroker(node_id=node(1), broker_epoch=epoch))
     machine.apply(register(1, storage=999))  # its disk is gone, and the data with it
-    assert machine.image.removals[(topic_id(1), 1)].nodes == (3,)
+    assert _ordered(machine, topic.group_id(1)) == (3,)
     machine.apply(ConfirmRemoved(node_id=node(3), replicas=both))
     assert not machine.image.removals
 
@@ -269,7 +273,7 @@ def test_wish_and_fact_of_voters(machine: Machine) -> None:
     report(4, 1, 2, 3, 4)
     assert not machine.image.removals
     report(5, 2, 3, 4)
-    assert machine.image.removals[(topic_id(1), 0)].nodes == (1,)
+    assert _ordered(machine, machine.image.topics["a"].group_id(0)) == (1,)
     report(4, 1, 2, 3)  # late news
     assert machine.image.topics["a"].partitions[0].voters == (2, 3, 4)
     back = ReassignPartition(
@@ -283,10 +287,11 @@ def test_a_broker_goes_for_good_only_without_replicas(machine: Machine) -> None:
     assert _code(machine.apply(UnregisterBroker(node_id=node(1)))) is ErrorCode.POLICY_VIOLATION
     unknown = machine.apply(UnregisterBroker(node_id=node(9)))
     assert _code(unknown) is ErrorCode.BROKER_ID_NOT_REGISTERED
+    group = machine.image.topics["a"].group_id(0)
     machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
     machine.apply(UnregisterBroker(node_id=node(1)))
     assert node(1) not in machine.image.brokers
-    assert machine.image.removals[(topic_id(1), 0)].nodes == (2, 3)
+    assert _ordered(machine, group) == (2, 3)
 
 
 def test_configs_are_set_and_deleted(machine: Machine) -> None:
@@ -350,6 +355,6 @@ def _check_invariants(image: MetadataImage) -> None:
         for key in image.removals:
             removal = image.removals[key]
             assert removal.nodes
-            if key[0] == topic.topic_id:
-                held = topic.partitions[key[1]]
+            if topic.has(removal.group):
+                held = topic.partitions[removal.group.partition]
                 assert not any(n in held.replicas or n in held.voters for n in removal.nodes)

@@ -268,7 +268,7 @@ def test_a_new_cluster_begins_at_the_newest_levels() -> None:
     cluster = MetadataCluster.formed(first_levels=first_levels(SUPPORTED, ()))
     for number in (1, 2, 3):
         image = cluster.nodes[number].engine.image
-        assert dict(image.features) == {LEVEL: 3, VERSION: 2}
+        assert dict(image.features) == {LEVEL: 4, VERSION: 2}
         assert sorted(image.brokers) == [1, 2, 3]
     before = cluster.nodes[1].engine.image.features_epoch
     cluster.kill(1)
@@ -288,7 +288,7 @@ def test_a_first_controller_that_is_lost_leaves_no_cluster_without_levels() -> N
     cluster.elect(2)
     cluster.run(1_000)
     first = cluster.nodes[2].engine.image
-    assert first.level == 3
+    assert first.level == SUPPORTED[LEVEL][1]
     assert first.features_epoch <= 1, "nobody's command was committed without them"
 
 

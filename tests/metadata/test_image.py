@@ -11,8 +11,26 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from raftmq.errors import AheadError
-from raftmq.metadata.commands import ClaimGroup, CreateTopics, DeleteTopics
-from raftmq.metadata.image import EMPTY_IMAGE
+from raftmq.metadata.commands import (
+    ChangeNodes,
+    ClaimGroup,
+    ConfirmRemoved,
+    CreateTopics,
+    DeleteTopics,
+    Done,
+    FeatureUpdate,
+    FenceBroker,
+    NodeChange,
+    NodeState,
+    Origin,
+    PlanMoves,
+    PlannedMove,
+    ReassignPartition,
+    UnregisterBroker,
+    UpdateFeatures,
+)
+from raftmq.metadata.features import SUPPORTED, named
+from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_TRANSACTIONS
 from raftmq.metadata.snapshot import (
     NewerSnapshotError,
     SnapshotEncoder,
@@ -22,7 +40,7 @@ from raftmq.metadata.snapshot import (
 )
 from raftmq.metadata.transactions import EPOCH_LAST
 from raftmq.types import TopicPartition
-from tests.metadata.metadata_commands import Machine, creation, node, register, topic_id
+from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
 from tests.metadata.transaction_machine import A, B, Transactions
 
 
@@ -62,7 +80,7 @@ def _sealed(version: int, body: bytes) -> bytes:
 
 def test_a_newer_format_is_refused_by_name() -> None:
     assert _sealed(1, SNAPSHOT[10:]) == SNAPSHOT
-    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3"):
+    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3, 4"):
         decode_image(_sealed(9, SNAPSHOT[10:]))
     with pytest.raises(SnapshotError, match="format 0") as caught:
         decode_image(_sealed(0, SNAPSHOT[10:]))
@@ -102,6 +120,7 @@ def _with_transactions() -> Transactions:
     machine.add((A, 0), protocol=2, groups=("g",), **credentials, epoch=0, txn_seq=1)
     machine.apply(machine.committing(7, **credentials, epoch=0, txn_seq=1))
     assert machine.is_pending()
+    machine.image = evolve(machine.image, features=Map({"raftmq.level": LEVEL_OF_TRANSACTIONS}))
     return machine
 
 
@@ -146,6 +165,83 @@ def test_what_a_newer_version_adds_to_a_part_of_a_snapshot_is_never_dropped() ->
             decode_image(_sealed(3, msgspec.msgpack.encode(changed)))
 
 
+def _with_moves() -> Machine:
+    """At the level of moves: one under way and one planned, one node that is new, one removed, two
+    orders to delete."""
+    machine = Machine()
+    machine.register_all(1, 2, 3, 4, 5)
+    machine.apply(CreateTopics(topics=(creation("b", 2, (1, 2)), creation("a", 1, (1, 2), (3, 1)))))
+    machine.image = raised(machine.image)
+    broker = machine.image.brokers[node(5)]
+    machine.apply(FenceBroker(node_id=node(5), broker_epoch=broker.epoch))
+    machine.apply(UnregisterBroker(node_id=node(5)))
+    machine.apply(DeleteTopics(topic_ids=(topic_id(2),)))
+    where = {"topic_id": topic_id(1), "partition": 0}
+    to = node(3), node(4)
+    machine.apply(ReassignPartition(**where, replicas=to, origin=Origin.DRAIN))
+    machine.apply(ReassignPartition(**where, replicas=(node(3), node(2)), origin=Origin.DRAIN))
+    epoch = machine.image.topics["a"].partitions[1].creation_epoch
+    move = PlannedMove(topic_id=topic_id(1), partition=1, creation_epoch=epoch, replicas=to)
+    machine.apply(PlanMoves(moves=(move,)))
+    change = NodeChange(node(4), NodeState.CORDONED)
+    machine.apply(ChangeNodes(changes=(change,), voters=5))
+    return machine
+
+
+def test_moves_and_states_are_written_in_format_4_and_are_all_there() -> None:
+    image = _with_moves().image
+    first, second = image.topics["a"].partitions
+    assert (first.moving_from, first.dismissed, first.origin) == ((1, 2), (4,), "drain")
+    assert (second.planned, second.origin) == ((3, 4), "operator")
+    assert image.brokers[node(4)].state is NodeState.CORDONED
+    assert (image.voters_wanted, list(image.removed)) == (5, [5])
+    assert len(image.removals) == 1
+    data = encode_image(image)
+    assert data[4:6] == b"\0\4"
+    assert decode_image(data) == image
+    encoder = SnapshotEncoder()
+    while not encoder.warm(image, 1):
+        pass
+    assert encoder.encode(image) == data
+
+
+def test_a_snapshot_of_format_4_without_moves_is_refused() -> None:
+    body = msgspec.msgpack.decode(encode_image(_with_moves().image)[10:])
+    for size in (-1, -2, -3, -4):
+        with pytest.raises(SnapshotError, match="without moves"):
+            decode_image(_sealed(4, msgspec.msgpack.encode(body[:size])))
+    with pytest.raises(SnapshotError, match="another shape"):
+        decode_image(_sealed(4, msgspec.msgpack.encode([*body, "later"])))
+
+
+def test_a_snapshot_of_the_level_before_is_read_and_its_orders_are_found_after_a_raise() -> None:
+    machine = Machine()
+    machine.register_all(1, 2)
+    machine.apply(CreateTopics(topics=(creation("a", 1, (1, 2)),)))
+    group = machine.image.topics["a"].group_id(0)
+    machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
+    older = evolve(machine.image, features=Map({"raftmq.level": 3}), features_epoch=0)
+    data = encode_image(older)
+    assert data[4:6] == b"\0\3"
+    machine.image = decode_image(data)
+    assert machine.image == older
+    before = machine.image.removal(group)
+    for number in (1, 2):  # as brokers of a version that supports the next level
+        broker = machine.image.brokers[node(number)]
+        brokers = machine.image.brokers.set(node(number), evolve(broker, features=NEWEST))
+        machine.image = evolve(machine.image, brokers=brokers)
+    update = UpdateFeatures(updates=(FeatureUpdate("raftmq.level", 4),))
+    assert isinstance(machine.apply(update), Done)
+    assert machine.image.removal(group) == before is not None
+    assert decode_image(encode_image(machine.image)) == machine.image
+    groups = ((*group,),)
+    machine.apply(ConfirmRemoved(node_id=node(1), replicas=(), groups=groups))
+    late = ((group.topic_id, group.partition),)  # on its way when the level was raised
+    machine.apply(ConfirmRemoved(node_id=node(2), replicas=late))
+    assert not machine.image.removals
+
+
+NEWEST = named(SUPPORTED)
 BD280F3 = bytes.fromhex(
     "52514d530001e6fbe2449d0606a474657374939801a236350001c09193a6636c69656e74a93132372e302e30"
     "2e31cd232990c29802a236360201c09193a6636c69656e74a93132372e302e302e31cd232a90c29803a23637"

@@ -103,9 +103,9 @@ class Bench:
             ask_contact=lambda: None,
             partition_led=lambda *_, **__: None,
             leaders=SimpleNamespace(forget=lambda _topic_id: None),
-            replica_removed=lambda topic_id, index: self.removed.append((topic_id, index)),
+            replica_removed=lambda group: self.removed.append(group),  # noqa: PLW0108 - made below
         )
-        self.removed: list[tuple[TopicId, int]] = []
+        self.removed: list[RaftGroupId] = []
         self.transactions: Any = SimpleNamespace(
             is_offered=False, led=lambda *_: None, removed=lambda *_: None
         )
@@ -149,7 +149,7 @@ class Bench:
             structure_version=before.structure_version + 1,
             topics=before.topics.delete(topic),
             topic_names=before.topic_names.delete(group.topic_id),
-            removals=before.removals.set((group.topic_id, group.partition), removal),
+            removals=before.removals.set(before.removal_key(group), removal),
         )
         self.partitions._image_changed(before, self.control.engine.image)
 
@@ -167,7 +167,7 @@ class Bench:
             removals = Map()
         elif ONE.node_id in topic.partitions[0].voters:
             removal = RemovalImage("t1", group, (ONE.node_id,))
-            removals = removals.set((topic.topic_id, 0), removal)
+            removals = removals.set(before.removal_key(group), removal)
         topic = attrs.evolve(topic, partitions=(row, *topic.partitions[1:]))
         self.control.engine.image = attrs.evolve(
             before,
@@ -304,7 +304,7 @@ async def test_what_was_deleted_does_not_begin_when_that_made_space(
         await until(lambda: other.group in bench.multiraft.replicas)
     assert action.group not in bench.multiraft.replicas
     assert bench.partitions.registry.by_name("t1", 0) is None
-    assert bench.removed == [(action.group.topic_id, 0)]
+    assert bench.removed == [action.group]
 
 
 async def test_a_deleted_partition_takes_nothing_while_it_waits_for_its_turn(bench: Bench) -> None:

@@ -1,0 +1,331 @@
+"""What commands do to the replicas of partitions: pure functions of `apply.py`.
+
+A partition's row says which nodes should hold it (`replicas`), which of them its leader last said
+vote, and which nodes are `dismissed`; `removals` are the orders to delete. The group of a partition
+makes the first true, one member at a time, its leader reports the second, the rest follows.
+
+Invariants: an order to delete names a Raft group. It is made for a node that is not wanted, by a
+report that names it neither as a voter nor as a learner and whose leader has seen that it is not
+wanted: an earlier one may be about to let it vote. It is taken back only where the node is wanted
+again. A cancelled move goes back to exactly the replicas of before. Below LEVEL_OF_MOVES nothing is
+planned or dismissed, and an order is made as soon as a voter is reported to have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from attrs import evolve
+from immutables import Map
+
+from raftmq.errors import ErrorCode
+from raftmq.metadata.commands import (
+    ConfirmRemoved,
+    Done,
+    Envelope,
+    MembersReport,
+    MoveOutcome,
+    MoveOutcomes,
+    Origin,
+    PlanMoves,
+    PlannedMove,
+    ReassignPartition,
+    Rejection,
+    ReportVoters,
+    Result,
+    VotersReport,
+)
+from raftmq.metadata.image import (
+    LEVEL_OF_MOVES,
+    MetadataImage,
+    PartitionImage,
+    RemovalImage,
+    TopicImage,
+    all_partitions,
+)
+from raftmq.types import NodeId, Offset, RaftGroupId, TopicId
+
+Applied: TypeAlias = tuple[MetadataImage, Result]
+Removals: TypeAlias = Map[RaftGroupId, RemovalImage]
+Found: TypeAlias = tuple[TopicImage, PartitionImage]
+
+
+def replicas_error(
+    image: MetadataImage, replicas: Sequence[tuple[NodeId, ...]]
+) -> Rejection | None:
+    """Why partitions cannot have these replicas; None when they can."""
+    for nodes in replicas:
+        if not nodes or len(dict.fromkeys(nodes)) != len(nodes):
+            return Rejection(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "no replica, or one twice")
+        for node_id in nodes:
+            if node_id not in image.brokers:
+                return Rejection(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"broker {node_id} is not registered"
+                )
+    return None
+
+
+def _found(image: MetadataImage, topic_id: TopicId, number: int, epoch: int) -> Found | None:
+    """The partition of that creation epoch (-1: whichever is there); None when there is none."""
+    topic = image.topic_by_id(topic_id)
+    if topic is None or not 0 <= number < len(topic.partitions):
+        return None
+    partition = topic.partitions[number]
+    return (topic, partition) if epoch in (-1, partition.creation_epoch) else None
+
+
+def _with_partition(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage
+) -> MetadataImage:
+    i = partition.index
+    partitions = (*topic.partitions[:i], partition, *topic.partitions[i + 1 :])
+    return evolve(image, topics=image.topics.set(topic.name, evolve(topic, partitions=partitions)))
+
+
+# ---- targets ----
+
+
+def reassign_partition(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Order a partition onto other brokers."""
+    command: ReassignPartition = envelope.command  # type: ignore[assignment]  # by _HANDLERS
+    found = _found(image, command.topic_id, command.partition, command.creation_epoch)
+    if found is None:
+        return image, Rejection(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    rejection = replicas_error(image, (command.replicas,))
+    if rejection is not None:
+        return image, rejection
+    topic, partition = found
+    if command.expected not in ((), partition.replicas):
+        return image, Rejection(ErrorCode.INVALID_UPDATE_VERSION, "its replicas are others by now")
+    if image.level < LEVEL_OF_MOVES:
+        changed = evolve(partition, replicas=command.replicas)
+    else:
+        changed = _begun(partition, command, offset)
+    return _wanted_again(_with_partition(image, topic, changed), topic, changed), Done(offset)
+
+
+def _begun(partition: PartitionImage, command: ReassignPartition, offset: Offset) -> PartitionImage:
+    """A partition with a new target; back where it came from, its move is none any more."""
+    if partition.planned == command.replicas:
+        partition = evolve(partition, planned=())
+    if command.replicas == partition.replicas:
+        return _settled(partition)
+    before = partition.moving_from or partition.replicas
+    changed = evolve(
+        _targeted(partition, command.replicas, offset),
+        moving_from=() if command.replicas == before else before,
+        origin=command.origin,
+    )
+    return _settled(changed)
+
+
+def _targeted(
+    partition: PartitionImage, replicas: tuple[NodeId, ...], offset: Offset
+) -> PartitionImage:
+    """Whom it may have made a learner meanwhile, and wants no more, is dismissed."""
+    unwanted = (*partition.dismissed, *partition.replicas)
+    dismissed = {n for n in unwanted if n not in replicas and n not in partition.voters}
+    return evolve(
+        partition,
+        replicas=replicas,
+        target_version=int(offset),
+        dismissed=tuple(sorted(dismissed)),
+    )
+
+
+def _settled(partition: PartitionImage) -> PartitionImage:
+    """A move is over when the voters are the replicas; whose it was goes with the last of it."""
+    moving_from = partition.moving_from
+    if sorted(partition.voters) == sorted(partition.replicas):
+        moving_from = ()
+    origin = partition.origin if moving_from or partition.planned else Origin.NONE
+    return evolve(partition, moving_from=moving_from, origin=origin)
+
+
+def _wanted_again(
+    image: MetadataImage, topic: TopicImage, partition: PartitionImage
+) -> MetadataImage:
+    """Take back orders to delete that its replicas have not yet obeyed."""
+    removals = image.removals
+    key = image.removal_key(topic.group_id(partition.index))
+    for node_id in partition.replicas:
+        removals = _remove_node(removals, key, node_id)
+    return image if removals is image.removals else evolve(image, removals=removals)
+
+
+def plan_moves(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Accept moves, or cancel some; each by itself."""
+    command: PlanMoves = envelope.command  # type: ignore[assignment]
+    if image.level < LEVEL_OF_MOVES:  # no snapshot of this level holds them
+        return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
+    after, outcomes = image, []
+    for move in command.moves:
+        after, outcome = _plan(after, move, command.origin, offset)
+        outcomes.append(outcome)
+    return after, MoveOutcomes(tuple(outcomes))
+
+
+def _plan(
+    image: MetadataImage, move: PlannedMove, origin: Origin, offset: Offset
+) -> tuple[MetadataImage, MoveOutcome]:
+    found = _found(image, move.topic_id, move.partition, move.creation_epoch)
+    if found is None:
+        return image, MoveOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    topic, partition = found
+    if move.expected not in ((), partition.replicas):
+        return image, MoveOutcome(
+            ErrorCode.INVALID_UPDATE_VERSION, "its replicas are others by now"
+        )
+    is_moving = bool(partition.planned or partition.moving_from)
+    if is_moving and origin is Origin.BALANCE and partition.origin is not Origin.BALANCE:
+        return image, MoveOutcome(ErrorCode.REASSIGNMENT_IN_PROGRESS, "it moves for another reason")
+    target = move.replicas or partition.moving_from or partition.replicas
+    if not move.replicas and not is_moving:
+        return image, MoveOutcome(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+    rejection = replicas_error(image, (target,))
+    if rejection is not None:
+        return image, MoveOutcome(rejection.code, rejection.message)
+    if move.replicas:
+        planned = () if target == partition.replicas else target
+        changed = evolve(partition, planned=planned, origin=origin if planned else partition.origin)
+    elif partition.moving_from:
+        changed = _targeted(evolve(partition, planned=(), moving_from=()), target, offset)
+    else:
+        changed = evolve(partition, planned=())
+    changed = _settled(changed)
+    if changed == partition:
+        return image, MoveOutcome()
+    return _wanted_again(_with_partition(image, topic, changed), topic, changed), MoveOutcome()
+
+
+# ---- facts ----
+
+
+def report_voters(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Take in what leaders say of the members of their groups."""
+    command: ReportVoters = envelope.command  # type: ignore[assignment]
+    after = image
+    if image.level < LEVEL_OF_MOVES:
+        for report in command.reports:
+            after = _with_voters(after, report)
+    else:
+        for row in command.members:
+            after = _with_members(after, row)
+    return after, Done(offset)
+
+
+def _with_voters(image: MetadataImage, report: VotersReport) -> MetadataImage:
+    """Who left the group by its own word, and is not wanted by metadata either, may delete."""
+    found = _found(image, report.topic_id, report.partition, -1)
+    if found is None or not report.voters:
+        return image
+    topic, partition = found
+    if report.leader_epoch < partition.voters_epoch or report.voters == partition.voters:
+        return image
+    changed = evolve(partition, voters=report.voters, voters_epoch=report.leader_epoch)
+    group = topic.group_id(partition.index)
+    ordered = image.removals.get(image.removal_key(group))
+    nodes = (*(ordered.nodes if ordered is not None else ()), *partition.voters)
+    left = [n for n in nodes if n not in changed.voters and n not in changed.replicas]
+    return _with_order(_with_partition(image, topic, changed), topic, group, left)
+
+
+def _with_members(image: MetadataImage, report: MembersReport) -> MetadataImage:
+    found = _found(image, report.topic_id, report.partition, report.creation_epoch)
+    if found is None or not report.voters or report.creation_epoch < 0:
+        return image
+    topic, partition = found
+    if report.leader_epoch < partition.voters_epoch:
+        return image
+    group = topic.group_id(partition.index)
+    order = image.removal(group)
+    ordered = () if order is None else order.nodes
+    unwanted = [
+        node_id
+        for node_id in (*partition.dismissed, *partition.voters, *ordered)
+        if node_id not in report.voters and node_id not in partition.replicas
+    ]
+    is_seen = report.seen_version >= partition.target_version
+    going = {n for n in unwanted if n in ordered or (is_seen and n not in report.members)}
+    changed = _settled(
+        evolve(
+            partition,
+            voters=report.voters,
+            voters_epoch=report.leader_epoch,
+            dismissed=tuple(sorted(set(unwanted) - going)),
+        )
+    )
+    if changed == partition and going == set(ordered):
+        return image
+    return _with_order(_with_partition(image, topic, changed), topic, group, sorted(going))
+
+
+def is_news(image: MetadataImage, report: MembersReport) -> bool:
+    """True when this report would change anything."""
+    return _with_members(image, report) is not image
+
+
+def _with_order(
+    image: MetadataImage, topic: TopicImage, group: RaftGroupId, nodes: Sequence[NodeId]
+) -> MetadataImage:
+    """The same with an order to these nodes, and to no others, to delete their data of a group."""
+    key = image.removal_key(group)
+    if nodes:
+        order = RemovalImage(topic.name, group, tuple(sorted(set(nodes))))
+        return evolve(image, removals=image.removals.set(key, order))
+    if key in image.removals:
+        return evolve(image, removals=image.removals.delete(key))
+    return image
+
+
+def confirm_removed(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Strike out orders that were obeyed."""
+    command: ConfirmRemoved = envelope.command  # type: ignore[assignment]
+    removals = image.removals
+    if image.level < LEVEL_OF_MOVES:
+        groups = [RaftGroupId(*replica, -1) for replica in command.replicas]
+    else:
+        groups = [RaftGroupId(*group) for group in command.groups]
+        if command.replicas:  # on its way when the level was raised, so of a life before that
+            told = set(command.replicas)
+            groups += [g for g in sorted(removals) if g[:2] in told and g[2] < image.features_epoch]
+    for group in groups:
+        removals = _remove_node(removals, group, command.node_id)
+    after = image if removals is image.removals else evolve(image, removals=removals)
+    return after, Done(offset)
+
+
+def _remove_node(removals: Removals, key: RaftGroupId, node_id: NodeId) -> Removals:
+    removal = removals.get(key)
+    if removal is None or node_id not in removal.nodes:
+        return removals
+    nodes = tuple(n for n in removal.nodes if n != node_id)
+    return removals.set(key, evolve(removal, nodes=nodes)) if nodes else removals.delete(key)
+
+
+def forget_node(image: MetadataImage, node_id: NodeId, *, is_gone: bool = False) -> MetadataImage:
+    """Nothing is waited for that a node should delete; once it is gone, nothing is to move there.
+
+    Args:
+        is_gone: it is not registered any more.
+    """
+    removals = image.removals
+    for key in sorted(removals):
+        removals = _remove_node(removals, key, node_id)
+    after = image if removals is image.removals else evolve(image, removals=removals)
+    if image.level < LEVEL_OF_MOVES:
+        return after
+    for topic, partition in all_partitions(image):
+        dismissed = tuple(n for n in partition.dismissed if n != node_id)
+        planned = () if is_gone and node_id in partition.planned else partition.planned
+        changed = _settled(evolve(partition, dismissed=dismissed, planned=planned))
+        if changed != partition:
+            after = _with_partition(after, after.topics[topic.name], changed)
+    return after
+
+
+def by_group(image: MetadataImage) -> MetadataImage:
+    """The same state in the form of LEVEL_OF_MOVES, which its level has just reached."""
+    removals: Removals = Map({order.group: order for order in image.removals.values()})
+    return evolve(image, removals=removals)

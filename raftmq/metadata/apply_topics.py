@@ -1,0 +1,158 @@
+"""What commands do to topics: pure functions of `apply.py`.
+
+Invariants: topic ids are never zero and never reused while their topic is there; partitions are
+numbered from 0 without a gap; with a topic goes everything that is about it, and every node that
+may have data of it is ordered to delete that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+from immutables import Map
+
+from raftmq.errors import ErrorCode
+from raftmq.metadata.apply_groups import remove_topics
+from raftmq.metadata.apply_moves import Applied, replicas_error
+from raftmq.metadata.apply_transactions import remove_partitions
+from raftmq.metadata.commands import (
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    Envelope,
+    Rejection,
+    TopicCreation,
+    TopicOutcome,
+    TopicOutcomes,
+)
+from raftmq.metadata.image import MetadataImage, PartitionImage, RemovalImage, TopicImage
+from raftmq.types import NodeId, Offset, ReplicaId, TopicId
+
+
+def create_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Create topics; each succeeds or fails by itself."""
+    command: CreateTopics = envelope.command  # type: ignore[assignment]
+    topics, names = image.topics, image.topic_names
+    outcomes = []
+    for creation in command.topics:
+        rejection = _creation_error(image, topics, names, creation)
+        if rejection is None:
+            partitions = _partitions(image, 0, creation.replicas, offset)
+            topic = TopicImage(creation.name, creation.topic_id, partitions, Map(creation.configs))
+            topics = topics.set(creation.name, topic)
+            names = names.set(creation.topic_id, creation.name)
+            outcomes.append(TopicOutcome(creation.name, creation.topic_id))
+        else:
+            outcomes.append(
+                TopicOutcome(creation.name, creation.topic_id, rejection.code, rejection.message)
+            )
+    result = TopicOutcomes(tuple(outcomes))
+    if topics is image.topics:
+        return image, result
+    return evolve(image, topics=topics, topic_names=names), result
+
+
+def _creation_error(
+    image: MetadataImage,
+    topics: Map[str, TopicImage],
+    names: Map[TopicId, str],
+    creation: TopicCreation,
+) -> Rejection | None:
+    if creation.name in topics:
+        return Rejection(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{creation.name}' already exists.")
+    if creation.topic_id in names or not creation.topic_id.int:
+        return Rejection(ErrorCode.INVALID_REQUEST, "topic ids are never zero and never reused")
+    if not creation.replicas:
+        return Rejection(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
+    return replicas_error(image, creation.replicas)
+
+
+def _partitions(
+    image: MetadataImage, first: int, replicas: Sequence[tuple[NodeId, ...]], offset: Offset
+) -> tuple[PartitionImage, ...]:
+    return tuple(
+        PartitionImage(
+            index=first + i,
+            creation_epoch=offset,
+            replicas=nodes,
+            first_voters=_members(image, nodes),
+            voters=tuple(sorted(nodes)),
+        )
+        for i, nodes in enumerate(replicas)
+    )
+
+
+def _members(image: MetadataImage, nodes: Sequence[NodeId]) -> tuple[ReplicaId, ...]:
+    return tuple(image.brokers[node_id].replica_id for node_id in sorted(nodes))
+
+
+def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Delete topics, and order their data away."""
+    command: DeleteTopics = envelope.command  # type: ignore[assignment]
+    topics, names, removals = image.topics, image.topic_names, image.removals
+    outcomes = []
+    for topic_id in command.topic_ids:
+        name = names.get(topic_id)
+        if name is None:
+            outcomes.append(TopicOutcome("", topic_id, ErrorCode.UNKNOWN_TOPIC_ID))
+            continue
+        topic = topics[name]
+        for partition in topic.partitions:
+            group = topic.group_id(partition.index)
+            key = image.removal_key(group)
+            ordered = removals.get(key)
+            left = (
+                partition.dismissed if ordered is None else (*partition.dismissed, *ordered.nodes)
+            )
+            nodes = tuple(sorted(dict.fromkeys((*partition.replicas, *partition.voters, *left))))
+            removals = removals.set(key, RemovalImage(name, group, nodes))
+        topics = topics.delete(name)
+        names = names.delete(topic_id)
+        outcomes.append(TopicOutcome(name, topic_id))
+    result = TopicOutcomes(tuple(outcomes))
+    if topics is image.topics:
+        return image, result
+    groups = remove_topics(image.groups, [o.name for o in outcomes if o.code is ErrorCode.NONE])
+    transactions = image.transactions
+    for topic_id in command.topic_ids:
+        gone = image.topic_by_id(topic_id)
+        if gone is not None:
+            transactions = remove_partitions(transactions, topic_id, range(len(gone.partitions)))
+    after = evolve(
+        image,
+        topics=topics,
+        topic_names=names,
+        removals=removals,
+        groups=groups,
+        transactions=transactions,
+    )
+    return after, result
+
+
+def create_partitions(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Add partitions to topics."""
+    command: CreatePartitions = envelope.command  # type: ignore[assignment]
+    topics = image.topics
+    outcomes = []
+    for addition in command.additions:
+        name = image.topic_names.get(addition.topic_id)
+        if name is None:
+            outcomes.append(TopicOutcome("", addition.topic_id, ErrorCode.UNKNOWN_TOPIC_ID))
+            continue
+        topic = topics[name]
+        rejection = replicas_error(image, addition.replicas)
+        if addition.first_partition != len(topic.partitions):
+            rejection = Rejection(
+                ErrorCode.INVALID_PARTITIONS, f"Topic currently has {len(topic.partitions)}"
+            )
+        if rejection is not None:
+            outcomes.append(
+                TopicOutcome(name, addition.topic_id, rejection.code, rejection.message)
+            )
+            continue
+        added = _partitions(image, addition.first_partition, addition.replicas, offset)
+        topics = topics.set(name, evolve(topic, partitions=topic.partitions + added))
+        outcomes.append(TopicOutcome(name, addition.topic_id))
+    result = TopicOutcomes(tuple(outcomes))
+    return (image if topics is image.topics else evolve(image, topics=topics)), result
