@@ -141,6 +141,7 @@ class RaftCore:
         self.leadership: Leadership | None = None
         self._soft_state = SoftState(self.role, self.term, None)
         self._round = 0  # of heartbeats; never repeats while this process lives
+        self.answered_round = (Term(0), 0)  # as a follower: (term, round) of the last reply
 
         self.flushed_end = flushed_end
         self.commit_end = commit_end

@@ -50,14 +50,22 @@ def on_append_request(core: RaftCore, request: AppendRequest) -> None:
 
 
 def on_heartbeat(core: RaftCore, heartbeat: Heartbeat) -> None:
-    """Note that the leader lives, and what it committed of what we are known to hold."""
+    """Note that the leader lives, and what it committed of what we are known to hold.
+
+    One of a round that was answered only announces a commit: a reply would say nothing new, and
+    cost the leader more than the announcement. Lost replies are made good by the next round.
+    """
     core.election.hear_leader(heartbeat.sender)
+    before = core.commit_end
     _commit(core, heartbeat.commit_end)
-    core.effects.send_now.append(heartbeat_reply(core, heartbeat))
+    is_announcement = core.answered_round == (core.term, heartbeat.round)
+    if not is_announcement or core.commit_end == before:
+        core.effects.send_now.append(heartbeat_reply(core, heartbeat))
 
 
 def heartbeat_reply(core: RaftCore, heartbeat: Heartbeat) -> HeartbeatReply:
     """Say what of the leader's log has arrived here."""
+    core.answered_round = (core.term, heartbeat.round)
     return HeartbeatReply(
         core.term,
         core.self_id,

@@ -340,7 +340,7 @@ class Leadership:
         progress.heard_matched_end(reply.matched_end, core.now, patience_ticks)
 
     def takes_quietly(self, reply: HeartbeatReply) -> bool:
-        """Note a reply of a follower that holds all there is; False when something is due."""
+        """Note a reply of a follower that was sent all there is; False when something is due."""
         progress = self.progress.get(reply.sender)
         log_end = self._core.log_end
         if (
@@ -348,11 +348,12 @@ class Leadership:
             or self.transferee is not None
             or progress.state is not ProgressState.REPLICATE
             or progress.must_ask
-            or not reply.matched_end == progress.match_end == progress.next_end == log_end
+            or progress.next_end != log_end
+            or reply.matched_end > log_end
         ):
             return False
         self.on_heartbeat_reply(reply)
-        return not progress.must_ask
+        return progress.state is ProgressState.REPLICATE and not progress.must_ask
 
     def commit_if_possible(self) -> None:
         """Move commit_end to what a majority flushed."""

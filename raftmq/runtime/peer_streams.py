@@ -17,7 +17,6 @@ time.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import struct
@@ -34,7 +33,7 @@ from crc32c import crc32c
 from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, Span
 from raftmq.runtime.loop import Lane, LoopBudget
-from raftmq.runtime.sockets import recv_into, recv_rest
+from raftmq.runtime.sockets import recv_rest
 from raftmq.types import Buffer, NodeId
 
 TURN_BYTES_MAX: Final = 1 << 20
@@ -343,6 +342,7 @@ class FrameReader:
         "_filled",
         "_has_gap",
         "_is_blocked",
+        "_is_emptied",
         "_is_over",
         "_memory",
         "_on_frame",
@@ -379,6 +379,7 @@ class FrameReader:
         self._whole_kind = -1
         self.has_heard = False
         """A sound frame has come."""
+        self._is_emptied = False  # the last receive took all there was
         self._has_gap = False  # frames were ignored
         self._is_over = False
         self._error: Exception | None = None
@@ -425,16 +426,29 @@ class FrameReader:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     async def _receive(self) -> int:
-        try:
-            count = self._sock.recv_into(self._buffer[self._filled :])
-        except BlockingIOError:
-            is_begun = self._filled or self._whole is not None
-            with trio.fail_after(FRAME_S if is_begun else math.inf):
-                count = await recv_into(self._sock, self._buffer[self._filled :])
-        if count == 0:
-            raise EOFError
-        self._filled += count
-        return count
+        """Receive what there is. After a receive that took less than there was room for, nearly
+        always nothing is left: to try nevertheless costs more than to wait."""
+        while True:
+            if self._is_emptied:
+                await self._until_readable()
+            room = self._buffer[self._filled :]
+            try:
+                count = self._sock.recv_into(room)
+            except BlockingIOError:
+                self._is_emptied = True
+                continue
+            if count == 0:
+                raise EOFError
+            self._is_emptied = count < len(room)
+            self._filled += count
+            return count
+
+    async def _until_readable(self) -> None:
+        if not self._filled and self._whole is None:
+            await trio.lowlevel.wait_readable(self._sock)
+            return
+        with trio.fail_after(FRAME_S):
+            await trio.lowlevel.wait_readable(self._sock)
 
     # ---- frames ----
 
@@ -445,7 +459,7 @@ class FrameReader:
         while not self._is_over:
             frame = self._next_small()
             if frame is None:
-                frame = await self._next_large()
+                frame = await self._next_large() if self._filled else None
                 if frame is None:
                     break
                 size = len(frame[2])
@@ -471,7 +485,9 @@ class FrameReader:
             if body + size <= self._filled:
                 self._start = body + size
                 return kind, checksum, memoryview(bytes(self._buffer[body : body + size]))
-        if start:
+        if start == self._filled:
+            self._start = self._filled = 0
+        elif start:
             rest = bytes(self._buffer[start : self._filled])
             self._buffer[: len(rest)] = rest
             self._start, self._filled = 0, len(rest)
@@ -501,6 +517,7 @@ class FrameReader:
         have = filled - FRAME_HEADER.size
         content[:have] = self._buffer[FRAME_HEADER.size : filled]
         self._filled = 0
+        self._is_emptied = False  # what follows it was not looked for
         await recv_rest(self._sock, memoryview(content)[have:])
         while len(content) < size:
             have = len(content)

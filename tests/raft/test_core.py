@@ -427,7 +427,7 @@ def test_a_commit_is_news() -> None:
     assert core.answer(Heartbeat(Term(1), TWO, ONE, RaftIndex(1), 1)) is None
 
 
-def test_a_reply_is_taken_quietly_only_from_who_has_everything() -> None:
+def test_a_reply_is_taken_quietly_only_from_who_was_sent_everything() -> None:
     core = leader()
     reply = HeartbeatReply(Term(1), TWO, ONE, 1, RaftIndex(1))
     assert not core.takes_quietly(reply), "what it flushed is not known yet"
@@ -437,8 +437,30 @@ def test_a_reply_is_taken_quietly_only_from_who_has_everything() -> None:
     assert core.ready() is None
     assert not core.takes_quietly(HeartbeatReply(Term(2), TWO, ONE, 1, RaftIndex(1)))
     core.propose(b"batch", 1)
+    assert not core.takes_quietly(reply), "the batch is not sent yet"
     effects(core)
-    assert not core.takes_quietly(reply), "it lacks the batch"
+    assert core.takes_quietly(reply), "the batch is on its way"
+    assert core.ready() is None
+    for _ in range(core.config.election_ticks):
+        core.tick()
+        core.step(HeartbeatReply(Term(1), THREE, ONE, 1, RaftIndex(1)))
+    assert not core.takes_quietly(reply), "the batch seems lost"
+    assert any(isinstance(m, AppendRequest) for m in effects(core).send_now)
+
+
+def test_what_only_announces_a_commit_is_not_answered() -> None:
+    core = make([1, 1])
+    core.step(AppendRequest(Term(1), TWO, ONE, RaftIndex(2), Term(1), RaftIndex(0), ()))
+    effects(core)
+    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 7))
+    assert [type(m) for m in effects(core).send_now] == [HeartbeatReply]
+    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(1), 7))
+    assert effects(core).send_now == ()
+    assert core.commit_end == 1
+    core.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(2), 8))
+    assert [type(m) for m in effects(core).send_now] == [HeartbeatReply], "a new round"
+    core.step(Heartbeat(Term(2), THREE, ONE, RaftIndex(2), 8))
+    assert [type(m) for m in effects(core).send_now] == [HeartbeatReply], "another leader's round"
 
 
 def test_who_waits_for_its_turn_does_not_stand() -> None:
