@@ -221,8 +221,9 @@ class NodeConfig:
         "How long creating a topic waits until every broker knows it.", default=1_000
     )
     replica_catchup_bytes_per_s: int = _key(
-        "Most bytes from disk to replicas that fell far behind, of all partitions that this node "
-        "leads; not where the commit waits for one. 0 is no limit.",
+        "Most bytes a second to replicas that catch up, of all partitions that this node leads, "
+        "beside what is written to these meanwhile; not where the commit waits for one. "
+        "0 and -1 are no limit.",
         default=12 << 20,
     )
     replicas_max: int = _key(

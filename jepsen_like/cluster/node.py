@@ -152,11 +152,9 @@ class SimCatchUp(SimThreads):
         self._links = links
         self.rate = rate
 
-    def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
-        """True when a chunk may leave now."""
-        return self._links.has_room_for_stored(to, size_bytes) and self.rate.admit(
-            size_bytes, batches, is_needed=is_needed
-        )
+    def has_room(self, to: NodeId, size_bytes: int) -> bool:
+        """True when the stream to that node would take a chunk."""
+        return self._links.has_room_for_stored(to, size_bytes)
 
 
 class SimBatchOpening(SimThreads):

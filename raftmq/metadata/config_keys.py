@@ -610,16 +610,17 @@ BROKER_KEYS: Final = check_all(
             CATCH_UP_RATE,
             _L,
             str(12 << 20),
-            "Most bytes per second from disk to replicas that fell far behind, of all partitions "
-            "that a broker leads; not where the commit waits for one. 0 is no limit.",
-            long(0),
+            "Most bytes per second to replicas that catch up (new ones, and those that fell far "
+            "behind), of all partitions that a broker leads, beside what is written to these "
+            "meanwhile; not where the commit waits for one. 0 and -1 are no limit.",
+            long(-1),
         ),
         ConfigKey(
             THROTTLED_RATE,
             _L,
             FOREVER,
-            "Most bytes per second that a broker sends to replicas that are being made, of all "
-            "partitions that it leads, as kafka-reassign-partitions --throttle sets it.",
+            f"Another limit like {CATCH_UP_RATE}, which kafka-reassign-partitions --throttle sets: "
+            "the smaller one holds, for all replicas that catch up. 0 is no limit.",
             long(0),
         ),
         ConfigKey(

@@ -162,6 +162,7 @@ class DataPlane:
             due_ms = max(due_ms + tick_ms, clock.monotonic_ms())
             for number in range(ticks):
                 self.multiraft.tick(0.0 if number else late_ms / tick_ms)
+            self.catch_up.rate.tick()
             now_ms = clock.monotonic_ms()
             for callback in self.on_tick:
                 callback(now_ms)

@@ -125,8 +125,6 @@ class ClosingOpeners(OpeningWorkers, Protocol):
 class RatedCatchUp(CatchUp, Protocol):
     """Catch-up with its limit; can be closed."""
 
-    rate: CatchUpRate
-
     def close(self) -> None:
         """Begin nothing more."""
         ...

@@ -38,7 +38,7 @@ from raftmq.errors import ErrorCode, KafkaError, RaftmqError
 from raftmq.log.hard_state import GroupState
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
-from raftmq.metadata.config_keys import CATCH_UP_RATE
+from raftmq.metadata.config_keys import CATCH_UP_RATE, THROTTLED_RATE
 from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.image import MetadataImage, all_partitions, partition_target
 from raftmq.node.data_plane import DataPlane
@@ -597,9 +597,12 @@ class Partitions:
         """Apply the broker settings that may change while the node runs."""
         plane = self._plane
         static = plane.config.kafka_settings
-        value = broker_value(self._engine.image, plane.node_id, static, CATCH_UP_RATE)
-        if value is not None:
-            plane.catch_up.rate.bytes_per_s = int(value)
+        values = (
+            broker_value(self._engine.image, plane.node_id, static, name)
+            for name in (CATCH_UP_RATE, THROTTLED_RATE)
+        )
+        limits = [int(value) for value in values if value is not None and int(value) > 0]
+        plane.catch_up.rate.set_limit(min(limits, default=0))
 
     def _configs(self, topic: str) -> dict[str, str]:
         return effective_topic_configs(

@@ -98,6 +98,11 @@ async def describe(node: Node) -> dict[str, Any]:
             for node_id, queued in plane.links.queued_bytes().items()
         },
         "faults": None if node.faults is None else node.faults.show(),
+        "catch_up": {
+            "limit_bytes_per_s": plane.catch_up.rate.bytes_per_s,
+            "bytes_per_s": plane.catch_up.rate.speed,
+            "held": plane.catch_up.rate.waiting_count,
+        },
         "quarantined": list(node.partitions.quarantined),
         "journal_is_damaged": plane.journal.damaged,
         "checks": {

@@ -80,11 +80,30 @@ class EntrySource(Protocol):
         or cannot be read. Never waits for a disk."""
         ...
 
-    def stored(
-        self, start: RaftIndex, bytes_max: int, to: ReplicaId, *, is_needed: bool
-    ) -> StoredChunk | None:
-        """Entries from `start` that are not in memory. None while they are being read, or held back
-        by the limits of catch-up (where `is_needed`, the limits of its rate do not hold)."""
+    def stored(self, start: RaftIndex, bytes_max: int) -> StoredChunk | None:
+        """Entries from `start` that are not in memory. None while they are being read."""
+        ...
+
+    def admit(
+        self,
+        to: ReplicaId,
+        entries: Sequence[Entry],
+        size_bytes: int,
+        *,
+        is_needed: bool,
+        next_bytes_max: int,
+    ) -> bool:
+        """True when entries may leave now for a replica that is behind. False while the limits of
+        catch-up hold them back: the core is drained again when they no longer do.
+
+        Args:
+            is_needed: the commit waits for that replica, so the limit of the rate does not hold.
+            next_bytes_max: of the stored chunk that is wanted next; 0: these come from memory.
+        """
+        ...
+
+    def grown(self, entries: Sequence[Entry]) -> None:
+        """These were appended while a replica catches up: they come on top of its limit."""
         ...
 
     def log_start_payload(self) -> Buffer:

@@ -99,7 +99,9 @@ class Leadership:
     @property
     def is_due(self) -> bool:
         """True when `send` has a message that no other message or proposal gave rise to."""
-        return self._round_is_unsent or any(p.is_far_behind for p in self._followers)
+        return self._round_is_unsent or any(
+            p.is_far_behind and not p.is_held for p in self._followers
+        )
 
     # Time.
 
@@ -147,6 +149,8 @@ class Leadership:
                 self._send_heartbeat(progress)
         log_end = core.epochs.log_end
         for progress in self._followers:
+            if progress.is_behind and core.effects.append and self._is_fed(progress):
+                core.source.grown(core.effects.append)
             # Runs for every Ready, and nearly always finds all followers served.
             if (
                 progress.next_end < log_end
@@ -192,6 +196,8 @@ class Leadership:
                 if entries:
                     if not progress.may_go_by(is_far_behind=False):
                         break
+                    if progress.is_behind and not self._may_leave(progress, entries, size_bytes):
+                        break
                     self._send_entries(progress, entries, size_bytes)
                 elif not self._send_stored(progress):
                     break
@@ -205,19 +211,36 @@ class Leadership:
             return False  # the engine's log is about to change
         if not progress.may_go_by(is_far_behind=True):
             return False
-        chunk = core.source.stored(
-            progress.next_end,
-            core.config.append_bytes_max,
-            progress.replica,
-            is_needed=self._is_needed(progress),
-        )
+        chunk = core.source.stored(progress.next_end, core.config.append_bytes_max)
         if chunk is None:
             return False
         if chunk.entries[0].start < progress.next_end:
             progress.become_catch_up(core.log_start)  # it asked for a place within an entry
             return False
+        if not self._may_leave(
+            progress, chunk.entries, chunk.size_bytes, core.config.append_bytes_max
+        ):
+            return False
         self._send_entries(progress, chunk.entries, chunk.size_bytes, chunk)
         return True
+
+    def _may_leave(
+        self,
+        progress: Progress,
+        entries: Sequence[Entry],
+        size_bytes: int,
+        next_bytes_max: int = 0,
+    ) -> bool:
+        """True when the limits of catch-up let this go to a replica that is behind."""
+        may_leave = self._core.source.admit(
+            progress.replica,
+            entries,
+            size_bytes,
+            is_needed=self._is_needed(progress),
+            next_bytes_max=next_bytes_max,
+        )
+        progress.is_held = not may_leave
+        return may_leave
 
     def _is_needed(self, progress: Progress) -> bool:
         """True when the commit waits for this replica: too few of the others hold more."""
@@ -225,6 +248,14 @@ class Leadership:
         ahead = int(self._counts_self and self._core.flushed_end > end)
         ahead += sum(1 for other in self._voting if other.match_end > end)
         return ahead < self._quorum
+
+    def _is_fed(self, progress: Progress) -> bool:
+        """True for a replica that answers and takes entries."""
+        heard_ticks = self._core.now - progress.last_heard_tick
+        return (
+            progress.state is ProgressState.REPLICATE
+            and heard_ticks <= self._core.config.election_ticks
+        )
 
     def _send_probe(self, progress: Progress) -> None:
         """Ask at one position, with the entries at hand if they happen to follow it."""
@@ -258,6 +289,8 @@ class Leadership:
         if entries:
             end = entries[-1].end
             progress.sent_entries(end, size_bytes, core.now)
+            if progress.is_behind and end == core.log_end:
+                progress.sent_all(end)
         else:
             end = prev_end
             progress.sent_question(core.now)
@@ -399,6 +432,7 @@ class Leadership:
                 core.now,
                 bytes_max=config.inflight_bytes_max,
                 messages_max=config.inflight_messages_max,
+                is_behind=member not in configuration.voters,
             )
         self.progress = progress
         self._followers = list(progress.values())

@@ -4,7 +4,10 @@ All transitions between the states live here. PROBE: the leader does not know wh
 and sends one request at a time; REPLICATE: it does, and keeps a window of requests in flight;
 CATCH_UP: the replica is behind the leader's log start, was sent that start, and gets nothing else
 until it is there. In REPLICATE a replica may be far behind: the entries it needs are no longer in
-memory, come in chunks from the disk and travel apart from live requests.
+memory, come in chunks from the disk and travel apart from live requests. It is *behind*, and so
+subject to the limits of catch-up, from then on (a learner from its first day) until it has all that
+there was when the last request for it left; in memory or not, a request that may not leave yet is
+*held*.
 
 Invariants: `match_end <= next_end` outside CATCH_UP; `match_end` rises only by a promise of the
 replica itself, never by what was sent; the window exceeds its limits by less than one request;
@@ -43,10 +46,13 @@ class Progress:
         "_messages_max",
         "acked_round",
         "clock_ms",
+        "full_end",
         "heard_end",
         "inflight_bytes",
         "is_awaiting",
+        "is_behind",
         "is_far_behind",
+        "is_held",
         "is_promising",
         "last_ack_tick",
         "last_heard_tick",
@@ -66,6 +72,7 @@ class Progress:
         *,
         bytes_max: int,
         messages_max: int,
+        is_behind: bool = False,
     ) -> None:
         self.replica = replica
         self.state = ProgressState.PROBE
@@ -74,6 +81,9 @@ class Progress:
         self.is_awaiting = False  # PROBE, CATCH_UP: one request is out, wait for its answer
         self.must_ask = False  # REPLICATE: send an empty request, the last answer seems lost
         self.is_far_behind = False  # REPLICATE: served from the disk, in chunks
+        self.is_behind = is_behind  # catches up: its requests are subject to limits
+        self.is_held = False  # the limits hold its next request back; the engine drains in time
+        self.full_end = RaftIndex(0)  # the log ended there when it was sent all of it
         self.is_promising = True  # False: damaged, as its last reply said
         self.last_heard_tick = now
         self.last_ack_tick = now  # of the last append reply, or of the request that awaits one
@@ -125,7 +135,14 @@ class Progress:
         assert self.state is ProgressState.REPLICATE, "there is one way only to probe"
         if not self._inflight:
             self.is_far_behind = is_far_behind
+            self.is_behind |= is_far_behind
         return self.is_far_behind == is_far_behind
+
+    def sent_all(self, log_end: RaftIndex) -> None:
+        """A request left with which it has been sent all that there is: once it has that, it is
+        not behind any more, however much was written meanwhile."""
+        if self.is_behind and not self.full_end:
+            self.full_end = log_end
 
     def sent_question(self, now: int) -> None:
         """A request without entries, or the log start, left."""
@@ -138,6 +155,7 @@ class Progress:
         """The replica holds all below `end`, flushed; True when `match_end` rose."""
         self.last_ack_tick = now
         self.is_promising = is_promise
+        full_end = self.full_end
         inflight = self._inflight
         while inflight and inflight[0][0] <= end:
             self.inflight_bytes -= inflight.popleft()[1]
@@ -147,6 +165,9 @@ class Progress:
             self.next_end = end
         if is_promise and end > self.match_end:
             self.match_end = end
+            if self.is_behind and end >= full_end > 0:
+                self.is_behind = False
+                self.full_end = RaftIndex(0)
             return True
         return False
 
@@ -214,6 +235,7 @@ class Progress:
             self._installs = 0
         self.state = ProgressState.CATCH_UP
         self.next_end = log_start
+        self.is_behind = True
         self._forget_inflight()
 
     def _become_replicate(self) -> None:
@@ -223,6 +245,8 @@ class Progress:
     def _forget_inflight(self) -> None:
         self.is_awaiting = False
         self.is_far_behind = False
+        self.is_held = False
+        self.full_end = RaftIndex(0)
         self.must_ask = False
         self._inflight.clear()
         self.inflight_bytes = 0

@@ -147,7 +147,7 @@ class Replica:
         self._moves = LogStartMoves(log, machine, clock)
         self.quiescence = Quiescence(config, self.send)
         self._source = LogSource(
-            log, self._look_for_damage, self._read_failed, self.touch, catch_up
+            group, log, self._look_for_damage, self._read_failed, self.touch, catch_up
         )
         self._prewritten_end = RaftIndex(0)
         self._disk_full_until_ms = 0.0

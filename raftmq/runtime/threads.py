@@ -316,11 +316,9 @@ class NodeCatchUp:
         """Run it in the thread for long work."""
         self._menders.submit(job, done)
 
-    def admit(self, to: NodeId, size_bytes: int, batches: int, *, is_needed: bool) -> bool:
-        """True when a chunk may leave now."""
-        return self._links.has_room_for_stored(to, size_bytes) and self.rate.admit(
-            size_bytes, batches, is_needed=is_needed
-        )
+    def has_room(self, to: NodeId, size_bytes: int) -> bool:
+        """True when the stream to that node would take a chunk."""
+        return self._links.has_room_for_stored(to, size_bytes)
 
     def close(self) -> None:
         """End the threads after their present jobs; the rest is dropped."""

@@ -75,9 +75,7 @@ class Bench:
             on_journal_failed=lambda error: pytest.fail(str(error)),
             on_broken_invariant=pytest.fail,
         )
-        catch_up = InlineCatchUp()
         clock = RealClock()
-        catch_up.rate = CatchUpRate(clock, 0)  # type: ignore[attr-defined]
         self.plane: Any = SimpleNamespace(
             self_id=ONE,
             node_id=ONE.node_id,
@@ -88,7 +86,7 @@ class Bench:
             clock=clock,
             random=Random(1),
             shared=Shared.make(disk),
-            catch_up=catch_up,
+            catch_up=InlineCatchUp(CatchUpRate(clock, 0)),
             batch_openers=None,
             config=NodeConfig(node_id=1, data=folder),
             tasks=TrioTasks(),

@@ -20,6 +20,7 @@ from raftmq.replication.multiraft import MultiRaft
 from raftmq.runtime.clock import CoreTimes
 from raftmq.types import StorageId
 from tests.partition.fake_replica import FakeClock
+from tests.replication.inline import InlineCatchUp
 
 TICK_MS, HEARTBEAT_TICKS = 25, 2
 
@@ -61,7 +62,7 @@ class Bench:
             tasks=SimpleNamespace(sleep=self._sleep),
             flusher=None,
             connect=lambda _ears: FakeLinks(),
-            make_catch_up=lambda _links, _rate: None,
+            make_catch_up=lambda _links, rate: InlineCatchUp(rate),
             batch_openers=None,
             disk_space=lambda: (0, 0),
             make_lock=lambda: None,

@@ -137,10 +137,14 @@ class Node:
             found.append(each)
         return tuple(found)
 
-    def stored(
-        self, _start: RaftIndex, _bytes_max: int, _to: ReplicaId, *, is_needed: bool
-    ) -> StoredChunk | None:
+    def stored(self, _start: RaftIndex, _bytes_max: int) -> StoredChunk | None:
         return None  # all is in memory
+
+    def admit(self, *_: object, **_more: object) -> bool:
+        return True
+
+    def grown(self, _entries: object) -> None:
+        """There is no limit."""
 
     def log_start_payload(self) -> Buffer:
         return b"log start"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from raftmq.raft.core import RaftConfig, RaftCore
@@ -27,21 +28,36 @@ class Source:
     def __init__(self, entries: list[Entry]) -> None:
         self.log = entries
         self.memory_start = 0  # below it entries come one by one from a disk
-        self.may_leave = True
+        self.may_leave = self.is_read = True
         self.asked: list[tuple[int, ReplicaId, bool]] = []
+        self.from_disk: list[bool] = []
+        self.grew: list[int] = []
 
     def entries(self, start: RaftIndex, _bytes_max: int) -> tuple[Entry, ...]:
         if start < self.memory_start:
             return ()
         return tuple(each for each in self.log if each.start >= start)
 
-    def stored(
-        self, start: RaftIndex, _bytes_max: int, to: ReplicaId, *, is_needed: bool
-    ) -> StoredChunk | None:
-        self.asked.append((start, to, is_needed))
-        if not self.may_leave:
+    def stored(self, start: RaftIndex, _bytes_max: int) -> StoredChunk | None:
+        if not self.is_read:
             return None
         return StoredChunk((next(each for each in self.log if each.start == start),), 100)
+
+    def admit(
+        self,
+        to: ReplicaId,
+        entries: Sequence[Entry],
+        _size_bytes: int,
+        *,
+        is_needed: bool,
+        next_bytes_max: int,
+    ) -> bool:
+        self.asked.append((entries[0].start, to, is_needed))
+        self.from_disk.append(next_bytes_max > 0)
+        return self.may_leave
+
+    def grown(self, entries: Sequence[Entry]) -> None:
+        self.grew += [each.start for each in entries]
 
     def log_start_payload(self) -> bytes:
         return b"log start"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import AppendReply, AppendRequest, EntryKind, Ready
 from raftmq.types import RaftIndex
-from tests.raft.single import ONE, THREE, TWO, Source, accept, effects, leader
+from tests.raft.single import FOUR, ONE, THREE, TWO, Source, accept, effects, leader
 
 
 def source(core: RaftCore) -> Source:
@@ -41,14 +41,74 @@ def test_far_behind_is_served_from_the_disk_in_a_window() -> None:
     assert sent_to(effects(core), THREE) == []
 
 
-def test_what_waits_for_the_disk_or_the_rate_is_asked_for_again() -> None:
+def test_what_is_held_back_is_asked_for_again_when_the_engine_drains() -> None:
     core = lagging()
     source(core).may_leave = False
     assert sent_to(accept(core, 2, 2), TWO) == []
     core.tick()
+    assert not core.wants_ready, "it waits to be woken; ticks do not ask"
     source(core).may_leave = True
     assert sent_to(effects(core), TWO)[0] == (2, 3, True)
     assert [start for start, *_ in source(core).asked][:3] == [2, 2, 3]
+
+
+def test_what_is_being_read_is_asked_for_with_every_tick() -> None:
+    core = lagging()
+    source(core).is_read = False
+    assert sent_to(accept(core, 2, 2), TWO) == []
+    core.tick()
+    assert core.wants_ready
+
+
+def test_who_fell_far_behind_is_limited_until_it_has_all() -> None:
+    """From memory, too, so that a catch-up ends at the rate at which it began."""
+    core = lagging()
+    accept(core, 2, 2)
+    core.propose(b"new", 1, EntryKind.BATCH)
+    effects(core)
+    source(core).asked.clear()
+    assert sent_to(accept(core, 2, 40), TWO) == [(40, 42, False)]
+    assert source(core).asked == [(40, TWO, False)]
+    assert source(core).from_disk[-1] is False
+    accept(core, 2, 42)
+    source(core).may_leave = False
+    core.propose(b"live", 1, EntryKind.BATCH)
+    assert sent_to(effects(core), TWO) == [(42, 43, False)]
+
+
+def test_a_learner_is_limited_until_it_has_all_and_the_living_never() -> None:
+    core = leader([1] * 4, learners=(4,))
+    for node in (2, 3):
+        accept(core, node, core.log_end)
+    source(core).may_leave = False
+    reply = AppendReply(core.term, FOUR, ONE, False, RaftIndex(0), core.term_start, RaftIndex(0))
+    core.step(reply)
+    accept(core, 4, 0)
+    core.propose(b"new", 1, EntryKind.BATCH)
+    ready = effects(core)
+    assert sent_to(ready, FOUR) == []
+    assert sent_to(ready, TWO) == sent_to(ready, THREE) == [(5, 6, False)]
+    source(core).may_leave = True
+    core.propose(b"more", 1, EntryKind.BATCH)
+    assert sent_to(effects(core), FOUR)
+    accept(core, 4, core.log_end)
+    source(core).may_leave = False
+    core.propose(b"live", 1, EntryKind.BATCH)
+    assert sent_to(effects(core), FOUR) == [(7, 8, False)]
+
+
+def test_what_is_written_meanwhile_comes_on_top_once_for_each_that_takes_entries() -> None:
+    core = lagging()
+    accept(core, 2, 2)
+    core.propose(b"new", 1, EntryKind.BATCH)
+    effects(core)
+    assert source(core).grew == [41]
+    for _ in range(core.config.election_ticks + 1):
+        core.tick()
+        accept(core, 3, core.log_end)
+    core.propose(b"more", 1, EntryKind.BATCH)
+    effects(core)
+    assert source(core).grew == [41], "it does not answer, so nothing is sent to it either"
 
 
 def test_the_commit_waits_for_nobody_that_is_behind_while_a_majority_is_not() -> None:

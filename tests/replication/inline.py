@@ -6,12 +6,17 @@ from collections.abc import Callable
 
 from raftmq.ports import DiskError, Runnable
 from raftmq.raft.messages import StoredChunk
+from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.multiraft import SendFrame, SendStored, Stream
 from raftmq.types import Buffer, NodeId
+from tests.log.helpers import FakeClock
 
 
 class InlineCatchUp:
-    """Runs jobs at once, without limits."""
+    """Runs jobs at once, with the limit that it is given."""
+
+    def __init__(self, rate: CatchUpRate | None = None) -> None:
+        self.rate = rate or CatchUpRate(FakeClock(), 0)
 
     def run(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         error: DiskError | None = None
@@ -24,7 +29,7 @@ class InlineCatchUp:
     def run_long(self, job: Runnable, done: Callable[[DiskError | None], None]) -> None:
         self.run(job, done)
 
-    def admit(self, _to: NodeId, _size_bytes: int, _batches: int, *, is_needed: bool) -> bool:
+    def has_room(self, _to: NodeId, _size_bytes: int) -> bool:
         return True
 
 

@@ -289,6 +289,26 @@ gauge(
     lambda node: node.plane.shared.recent.used_bytes,
 )
 counter(
+    "raftmq_catch_up_bytes_total",
+    "Bytes sent to replicas that caught up: new ones, and those that had fallen far behind",
+    lambda node: node.plane.catch_up.rate.bytes_total,
+)
+counter(
+    "raftmq_catch_up_holds_total",
+    "How often a replica that catches up had to wait for the limit",
+    lambda node: node.plane.catch_up.rate.holds_total,
+)
+gauge(
+    "raftmq_catch_up_held",
+    "Led partitions with a replica that waits for the limit of catch-up now",
+    lambda node: node.plane.catch_up.rate.waiting_count,
+)
+gauge(
+    "raftmq_catch_up_limit_bytes_per_second",
+    "The limit of catch-up in force; 0: none",
+    lambda node: node.plane.catch_up.rate.bytes_per_s,
+)
+counter(
     "raftmq_scrub_read_bytes_total",
     "Stored bytes that the background check read",
     lambda node: node.partitions.counts.scrub_read_bytes,
