@@ -234,7 +234,7 @@ class ControllerConfig:
         balance_ms: how often preferred leaders are given their partitions back.
         create_wait_ms: how long creating waits for leaders beyond the brokers' knowing.
         static: Kafka settings of this node's file.
-        voters_count: voters of the metadata group.
+        voters_count: voters of the metadata group, where it is no Raft group.
         moves_max: partitions that change their replicas at a time.
         replicas_max: partition replicas of one broker that does not say its own.
         supported: levels of features, of this version.
@@ -300,7 +300,7 @@ class Controller:
         self._settings = Settings(
             node_id,
             self.config.static,
-            self.config.voters_count,
+            self._voters_count,
             self.config.replicas_max,
             self._liveness.replicas_max,
         )
@@ -411,6 +411,10 @@ class Controller:
         for row in self._leaders.rows():
             self._leader_changed(row, False)
         return True
+
+    def _voters_count(self) -> int:
+        configuration = self._engine.configuration
+        return self.config.voters_count if configuration is None else len(configuration.voters)
 
     def _live_epochs(self) -> list[tuple[NodeId, int]]:
         return [(b.node_id, b.epoch) for b in self._engine.image.live_brokers()]
@@ -636,7 +640,9 @@ class Controller:
         if isinstance(request, ReplaceNodeCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters
-            command, outcomes = plan_replacement(image, *known, request, self._settings.limit_of)
+            command, outcomes = plan_replacement(
+                image, *known, request, self._settings.limit_of, self._node_id
+            )
             return command, lambda _result: outcomes
         return self._plan_configs(image, request)
 

@@ -15,7 +15,7 @@ nothing and is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -32,18 +32,12 @@ from raftmq.metadata.image import (
     all_partitions,
     holds,
     holds_any,
-    metadata_target,
-    present_nodes,
     successor_of,
 )
+from raftmq.metadata.voters import voter_steps
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.replication.membership import next_configuration
-from raftmq.types import METADATA_TOPIC, NodeId, ReplicaId, StorageId
-
-STEPS_MAX = 20
-"""A replacement takes three; more of them is a plan that goes round in circles."""
-
+from raftmq.types import NodeId
 
 # ---- moving partitions ----
 
@@ -221,9 +215,11 @@ def plan_replacement(
     first_voters: Sequence[NodeId],
     call: ReplaceNodeCall,
     limit_of: Callable[[NodeId], int],
+    leader: NodeId | None = None,
 ) -> tuple[ReplaceNode | None, Outcomes]:
     """Judge a call: the command that begins the replacement, None when there is nothing to begin,
-    and the answer: one row with the verdict, then one for each step."""
+    and the answer: one row with the verdict, then one for each step. `leader` is that of the
+    metadata group."""
     try:
         if configuration is None:
             raise KafkaError(
@@ -234,7 +230,8 @@ def plan_replacement(
             message = "done already" if known.is_done else "goes on"
             return None, (Outcome(name="verdict", message=message),)
         _check_nodes(image, configuration, call)
-        steps = [*_voter_steps(image, configuration, first_voters, call)]
+        after = _with_replacement(image, call)
+        steps = [*voter_steps(after, configuration, first_voters, leader)]
         steps += _partition_steps(image, call, Room(image, limit_of))
     except KafkaError as error:
         return None, (Outcome(name="verdict", code=error.code, message=error.message),)
@@ -277,70 +274,9 @@ def _check_nodes(image: MetadataImage, configuration: Configuration, call: Repla
         )
 
 
-def _voter_steps(
-    image: MetadataImage,
-    configuration: Configuration,
-    first_voters: Sequence[NodeId],
-    call: ReplaceNodeCall,
-) -> Iterator[str]:
-    """Each configuration that the metadata group would go through, with its quorum.
-
-    Raises:
-        KafkaError: a step would leave it without a live majority.
-    """
-    after = _with_replacement(image, call)
-    present = present_nodes(image)
-    yield _quorum_text("now", configuration, present)
-    for _ in range(STEPS_MAX):
-        target = metadata_target(configuration, after, first_voters)
-        if target is None or target.is_reached(configuration):
-            return
-        live = [m for m in configuration.members if m.node_id in present]
-        step = next_configuration(configuration, {}, live, live, target)
-        if step is None:
-            break
-        yield _quorum_text(_change_text(configuration, step), step, present)
-        configuration = step
-    raise KafkaError(
-        f"{METADATA_TOPIC}: voters {_ids(configuration.voters)} of which only "
-        f"{_ids(_living(configuration, present))} live: the next step would lose the quorum. "
-        "Bring a voter back first",
-        code=ErrorCode.INELIGIBLE_REPLICA,
-    )
-
-
 def _with_replacement(image: MetadataImage, call: ReplaceNodeCall) -> MetadataImage:
     row = ReplacementImage(NodeId(call.old_id), NodeId(call.new_id))
     return evolve(image, replacements=image.replacements.set(row.old_id, row))
-
-
-def _living(configuration: Configuration, present: Mapping[NodeId, StorageId]) -> list[ReplicaId]:
-    return [voter for voter in configuration.voters if voter.node_id in present]
-
-
-def _quorum_text(
-    what: str, configuration: Configuration, present: Mapping[NodeId, StorageId]
-) -> str:
-    count = len(configuration.voters)
-    alive = len(_living(configuration, present))
-    return (
-        f"{METADATA_TOPIC}: {what}: voters {_ids(configuration.voters)}, {alive} of {count} live, "
-        f"quorum {count // 2 + 1}"
-    )
-
-
-def _change_text(before: Configuration, after: Configuration) -> str:
-    if arrived := [m for m in after.members if m not in before.members]:
-        return f"add {_ids(arrived)} as a learner"
-    if promoted := [v for v in after.voters if v not in before.voters]:
-        return f"let {_ids(promoted)} vote once it has caught up"
-    if demoted := [m for m in after.learners if m in before.voters]:
-        return f"make {_ids(demoted)} a learner"
-    return f"remove {_ids([m for m in before.members if m not in after.members])}"
-
-
-def _ids(members: Sequence[ReplicaId]) -> str:
-    return ",".join(str(member.node_id) for member in members) or "none"
 
 
 def _partition_steps(image: MetadataImage, call: ReplaceNodeCall, room: Room) -> list[str]:

@@ -7,7 +7,7 @@ says why not. Never proposes, never waits. Randomness (topic ids) comes in as an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from attrs import frozen
 from raftmq.controller.placement import Candidate, Load, Replicas, place
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ConfigResource, NewPartitions, NewTopic
-from raftmq.metadata.commands import ConfigChange, PartitionAddition, TopicCreation
+from raftmq.metadata.commands import ConfigChange, NodeState, PartitionAddition, TopicCreation
 from raftmq.metadata.configs import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -42,14 +42,14 @@ class Settings:
     Attributes:
         node_id: the controller's node.
         static: Kafka settings of this node's file.
-        voters_count: voters of the metadata group: the cluster will have at least so many nodes.
+        voters_count: how many vote on metadata now: the cluster will have at least so many nodes.
         replicas_max: of a broker that does not report its own limit.
         reported_max: the limits that brokers reported.
     """
 
     node_id: NodeId
     static: Mapping[str, str]
-    voters_count: int = 1
+    voters_count: Callable[[], int] = lambda: 1
     replicas_max: int = 20_000
     reported_max: Mapping[NodeId, int] = {}
 
@@ -282,7 +282,8 @@ def _automatic_assignment(
         )
     factor = new.replication_factor
     if factor == -1:
-        nodes = max(len(image.brokers), settings.voters_count)
+        known = [b for b in image.brokers.values() if b.state is not NodeState.NEW]
+        nodes = max(len(known), settings.voters_count())
         factor = min(_broker_number(image, settings, "default.replication.factor"), nodes)
     candidates = _candidates(image, factor, load, settings)
     return place(candidates, partitions=partitions, replication_factor=factor, elsewhere=load)
@@ -297,10 +298,14 @@ def _broker_number(image: MetadataImage, settings: Settings, name: str) -> int:
 def _candidates(
     image: MetadataImage, factor: int, load: Load, settings: Settings
 ) -> list[Candidate]:
-    """Live brokers; where they are too few but a majority of the replicas would live, registered
-    ones too, so that a topic can be created while a node is down."""
+    """Live brokers that take replicas; where they are too few but a majority of the replicas would
+    live, registered ones too, so that a topic can be created while a node is down."""
     leaving = image.leaving()
-    brokers = [image.brokers[n] for n in sorted(image.brokers) if n not in leaving]
+    brokers = [
+        image.brokers[n]
+        for n in sorted(image.brokers)
+        if n not in leaving and image.brokers[n].takes_replicas
+    ]
     live = [broker for broker in brokers if not broker.is_fenced]
     if len(live) < factor <= len(brokers) and len(live) > factor // 2:
         chosen = brokers

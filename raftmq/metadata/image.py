@@ -14,7 +14,7 @@ the inverse of `topics`; whatever is not in a snapshot is not state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -23,7 +23,6 @@ from immutables import Map
 
 from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, NodeState, Origin
 from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionsImage
-from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import TargetMembership
 from raftmq.types import (
     NodeId,
@@ -344,43 +343,6 @@ EMPTY_IMAGE: Final = MetadataImage()
 def present_nodes(image: MetadataImage) -> dict[NodeId, StorageId]:
     """Live nodes, each with its storage."""
     return {broker.node_id: broker.storage_id for broker in image.live_brokers()}
-
-
-def metadata_target(
-    configuration: Configuration, image: MetadataImage, first_voters: Sequence[NodeId]
-) -> TargetMembership | None:
-    """The members that the metadata group should have; None when it has them.
-
-    A replaced voter's place is its successor's. Where there are fewer voters than the cluster began
-    with (after an unsafe recovery), live nodes are added: successors, first voters, then others.
-    """
-    leaving = image.leaving()
-    voting = [voter.node_id for voter in configuration.voters]
-    present = present_nodes(image)
-    voters: list[NodeId] = []
-    for node_id in voting:
-        successor = successor_of(leaving, node_id)
-        if successor not in voters:
-            voters.append(successor)
-    observers = [learner.node_id for learner in configuration.learners]
-    candidates = [successor_of(leaving, node_id) for node_id in (*leaving, *first_voters, *present)]
-    for node_id in candidates:
-        if len(voters) >= len(first_voters):
-            break
-        if node_id in present and node_id in observers and node_id not in voters:
-            voters.append(node_id)
-    parting = [
-        member.node_id
-        for member in configuration.members
-        if member.node_id in leaving and member.node_id not in voters
-    ]
-    # A replaced node that is alive has to learn from the log which replicas it must hand over and
-    # delete. It may be alive although it is fenced: without the log it would lead partitions on,
-    # and no client would be told of it.
-    demoted = tuple(n for n in parting if n in present or holds_any(image, n))
-    gone = tuple(n for n in parting if n not in demoted)
-    target = TargetMembership(tuple(voters), present, gone, demoted)
-    return None if target.is_reached(configuration) else target
 
 
 def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:

@@ -45,7 +45,7 @@ from raftmq.metadata.engine import (
     MetadataReplica,
 )
 from raftmq.metadata.features import write_error
-from raftmq.metadata.image import MetadataImage, metadata_target
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.submissions import (
     BarrierRounds,
@@ -55,6 +55,7 @@ from raftmq.metadata.submissions import (
     Round,
     Submissions,
 )
+from raftmq.metadata.voters import metadata_target
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import LEARNERS_MAX, Configuration

@@ -11,25 +11,29 @@ from msgspec.structs import replace
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.replacement import next_end, next_move, plan_replacement, progress
 from raftmq.controller.topic_validation import Settings, load_of, plan_topic
-from raftmq.errors import ErrorCode
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import CreateTopicsCall, NewTopic, Outcome, ReplaceNodeCall
 from raftmq.metadata.commands import (
+    ChangeNodes,
     CreateTopics,
     EndReplacement,
     FenceBroker,
+    NodeChange,
+    NodeState,
     ReassignPartition,
     Rejection,
     ReplaceNode,
     ReportVoters,
     VotersReport,
 )
-from raftmq.metadata.image import MetadataImage, metadata_target, partition_target
+from raftmq.metadata.image import MetadataImage, partition_target
 from raftmq.metadata.snapshot import decode_image, encode_image
+from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
 from tests.controller.metadata_cluster import MetadataCluster
-from tests.metadata.metadata_commands import Machine, creation, node, register, topic_id
+from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
 
 FIRST = tuple(node(n) for n in (1, 2, 3))
 
@@ -315,6 +319,32 @@ def test_new_topics_avoid_who_leaves(machine: Machine) -> None:
         machine.image, {}, load_of(machine.image), topic, topic_id(2), Settings(node(2), {})
     )
     assert {n for replicas in made.replicas for n in replicas} == {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    "state", [NodeState.NEW, NodeState.CORDONED, NodeState.DRAINING, NodeState.MAINTENANCE]
+)
+def test_new_topics_avoid_nodes_that_take_nothing(machine: Machine, state: NodeState) -> None:
+    machine.image = raised(machine.image)
+    machine.apply(ChangeNodes(changes=(NodeChange(node(5), state),)))
+    load = load_of(machine.image)
+    topic = NewTopic(name="b", partitions=4, replication_factor=4)
+    made = plan_topic(machine.image, {}, load, topic, topic_id(2), Settings(node(2), {}))
+    assert {n for replicas in made.replicas for n in replicas} == {1, 2, 3, 4}
+    wide = NewTopic(name="b", partitions=1, replication_factor=5)
+    with pytest.raises(KafkaError, match="only 4 broker"):
+        plan_topic(machine.image, {}, load, wide, topic_id(2), Settings(node(2), {}))
+
+
+def test_new_nodes_make_no_default_of_replicas() -> None:
+    machine = Machine()
+    machine.register_all(1, 2, 3)
+    machine.image = raised(machine.image)
+    changes = tuple(NodeChange(node(n), NodeState.NEW) for n in (2, 3))
+    machine.apply(ChangeNodes(changes=changes))
+    topic, load = NewTopic(name="b"), load_of(machine.image)
+    made = plan_topic(machine.image, {}, load, topic, topic_id(2), Settings(node(1), {}))
+    assert made.replicas == ((1,),)
 
 
 # ---- telling and refusing ----

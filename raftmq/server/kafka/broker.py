@@ -396,12 +396,13 @@ class Broker:
     @property
     def metadata_state(self) -> object:
         """Changes whenever an answer about topics or brokers could change."""
-        image = self.image
+        image, configuration = self.image, self.engine.configuration
         return (
             image.structure_version,
             image.version if image.structure_version < 0 else 0,
             self.leader_table.version,
             self.controller_id,
+            () if configuration is None else configuration.voters,
         )
 
     def in_sync_nodes(self, topic_id: TopicId, partition: PartitionImage) -> list[int]:
@@ -420,7 +421,10 @@ class Broker:
         return offline
 
     def metadata_voters(self) -> list[int]:
-        """The nodes that vote on metadata."""
+        """The nodes that vote on metadata now, as far as this node knows."""
+        configuration = self.engine.configuration
+        if configuration is not None and configuration.voters:
+            return sorted({int(voter.node_id) for voter in configuration.voters})
         return [peer.id for peer in self.config.peers] or [int(self.node_id)]
 
     def check_topic_name(self, name: str) -> ErrorCode | None:

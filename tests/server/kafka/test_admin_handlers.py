@@ -30,6 +30,7 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_request, encode_request
+from raftmq.raft.membership import Configuration
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.kafka.broker import QUORUM_WAIT_MS
 from raftmq.server.kafka.handlers import configs
@@ -643,6 +644,27 @@ def test_describe_quorum() -> None:
         (3, -1),
     ]
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_the_voters_that_are_told_are_those_of_now() -> None:
+    """Not those of the node's file, with which the cluster began."""
+    world = World()
+    wanted = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+
+    def told() -> tuple[list[int], list[int]]:
+        quorum = world.ask(ApiKey.DESCRIBE_QUORUM, 2, topics=wanted)
+        topics = [{"name": "__cluster_metadata", "topic_id": None}]
+        metadata = world.ask(ApiKey.METADATA, 12, topics=topics)
+        return (
+            [node.node_id for node in quorum.nodes],
+            list(metadata.topics[0].partitions[0].replica_nodes),
+        )
+
+    assert told() == ([1], [1])
+    world.engine.configuration = Configuration(REPLICAS[1:], REPLICAS[:1])
+    assert told() == ([2, 3], [2, 3])
+    world.engine.configuration = Configuration(REPLICAS)
+    assert told() == ([1, 2, 3], [1, 2, 3])
 
 
 def follow(world: World, promise: Promise[QuorumState | None]) -> FakeSlot:

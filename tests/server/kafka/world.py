@@ -47,6 +47,7 @@ from raftmq.protocol.produce import (
     decode_produce_response,
     encode_produce_request,
 )
+from raftmq.raft.membership import Configuration
 from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
@@ -120,6 +121,7 @@ class FakeEngine:
         )
         self.controller_id: NodeId | None = NodeId(2)
         self.controller_epoch = 3
+        self.configuration: Configuration | None = None
         self.proposed: list[tuple[Any, Promise[Any]]] = []
 
     def on_image(self, _callback: Any) -> None:
