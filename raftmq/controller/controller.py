@@ -31,8 +31,10 @@ from raftmq.controller.topic_validation import (
     Settings,
     load_of,
     plan_configs,
+    plan_move,
     plan_partitions,
     plan_topic,
+    planned_load_of,
 )
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_moves import is_news
@@ -61,6 +63,9 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     FenceBroker,
     MembersReport,
+    MoveOutcomes,
+    PlanMoves,
+    PlannedMove,
     ReportVoters,
     TopicOutcomes,
     UnfenceBroker,
@@ -601,8 +606,14 @@ class Controller:
                 self._answer(call, outcomes_of(promise.result()))
             self._plan_next()
 
+        # Each planned move is judged by itself when it is applied: reports of leaders, of which
+        # there are many while partitions move, do not hold up the next ones.
+        is_free = isinstance(command, PlanMoves)
         self._engine.propose(
-            command, expected_version=version, timeout_ms=left_ms, may_resend=False
+            command,
+            expected_version=-1 if is_free else version,
+            timeout_ms=left_ms,
+            may_resend=False,
         ).when_done(done)
 
     def _answer(self, call: _Call, outcomes: Outcomes) -> None:
@@ -630,7 +641,7 @@ class Controller:
         if isinstance(request, UpdateFeaturesCall):
             update, rows = plan_features(image, self.config.supported, request)
             return update, lambda _result: rows
-        if isinstance(request, ChangeNodesCall | PlanMovesCall | BalanceCall):
+        if isinstance(request, ChangeNodesCall | BalanceCall):
             verdict = Outcome(
                 name="verdict",
                 code=ErrorCode.UNSUPPORTED_VERSION,
@@ -644,6 +655,8 @@ class Controller:
                 image, *known, request, self._settings.limit_of, self._node_id
             )
             return command, lambda _result: outcomes
+        if isinstance(request, PlanMovesCall):
+            return self._plan_moves(image, request)
         return self._plan_configs(image, request)
 
     def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:
@@ -739,6 +752,38 @@ class Controller:
             return None, lambda _result: tuple(rows)
         command = CreatePartitions(additions=tuple(additions))
         return command, lambda result: merged(rows, result)
+
+    def _plan_moves(self, image: MetadataImage, request: PlanMovesCall) -> Plan:
+        load = planned_load_of(image)
+        rows: list[Outcome] = []
+        moves: dict[int, PlannedMove] = {}
+        for at, wanted in enumerate(request.moves):
+            try:
+                move = plan_move(
+                    image,
+                    load,
+                    wanted,
+                    self._settings,
+                    allow_factor_change=request.allow_factor_change,
+                )
+            except KafkaError as error:
+                rows.append(refused(wanted.topic, error))
+                continue
+            rows.append(Outcome(name=wanted.topic))
+            if move is not None:
+                moves[at] = move
+        if request.dry_run or not moves:
+            return None, lambda _result: tuple(rows)
+
+        def outcomes_of(result: MoveOutcomes) -> Outcomes:
+            for at, outcome in zip(moves, result.moves, strict=True):
+                if outcome.code is not ErrorCode.NONE:
+                    rows[at] = Outcome(
+                        name=rows[at].name, code=outcome.code, message=outcome.message
+                    )
+            return tuple(rows)
+
+        return PlanMoves(moves=tuple(moves.values())), outcomes_of
 
     def _plan_configs(self, image: MetadataImage, request: AlterConfigsCall) -> Plan:
         changes = []

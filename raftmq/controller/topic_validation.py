@@ -15,8 +15,19 @@ from attrs import frozen
 
 from raftmq.controller.placement import Candidate, Load, Replicas, place
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.broker_messages import ConfigResource, NewPartitions, NewTopic
-from raftmq.metadata.commands import ConfigChange, NodeState, PartitionAddition, TopicCreation
+from raftmq.metadata.broker_messages import (
+    ConfigResource,
+    MoveRequest,
+    NewPartitions,
+    NewTopic,
+)
+from raftmq.metadata.commands import (
+    ConfigChange,
+    NodeState,
+    PartitionAddition,
+    PlannedMove,
+    TopicCreation,
+)
 from raftmq.metadata.configs import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -167,6 +178,96 @@ def plan_partitions(
         replicas = _added_assignment(image, topic, new.assignments, added)
     _check_room(load, replicas, settings)
     return PartitionAddition(topic_id=topic.topic_id, first_partition=present, replicas=replicas)
+
+
+def plan_move(
+    image: MetadataImage,
+    load: Load,
+    wanted: MoveRequest,
+    settings: Settings,
+    *,
+    allow_factor_change: bool,
+) -> PlannedMove | None:
+    """Check where a partition should go, or that it has a move to cancel; None where it is there
+    already. `load` is that of the brokers with what is planned; this move is added to it.
+
+    Raises:
+        KafkaError: with Kafka's code for what is wrong.
+    """
+    topic = image.topics.get(wanted.topic)
+    if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+        raise KafkaError(
+            f"Unable to find partition {wanted.topic}:{wanted.partition}."
+            if topic is not None
+            else f"Unable to find a topic named {wanted.topic}.",
+            code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        )
+    partition = topic.partitions[wanted.partition]
+    if wanted.replicas is None and not partition.planned and not partition.moving_from:
+        raise KafkaError(
+            "No partition reassignment is in progress.",
+            code=ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+        )
+    replicas: Replicas = ()
+    if wanted.replicas is not None:
+        replicas = _checked_replicas(image, wanted.replicas)
+        if replicas == (partition.planned or partition.replicas):
+            return None
+        before = partition.moving_from or partition.replicas
+        if len(replicas) != len(before):
+            _check_factor(image, topic, len(before), len(replicas), settings, allow_factor_change)
+        known = (*before, *partition.replicas, *partition.planned)
+        _check_added(image, load, [n for n in replicas if n not in known], settings)
+    return PlannedMove(
+        topic_id=topic.topic_id,
+        partition=partition.index,
+        creation_epoch=partition.creation_epoch,
+        replicas=replicas,
+    )
+
+
+def _check_factor(
+    image: MetadataImage,
+    topic: TopicImage,
+    before: int,
+    after: int,
+    settings: Settings,
+    allow_factor_change: bool,
+) -> None:
+    if not allow_factor_change:
+        raise KafkaError(
+            f"The replication factor is changed from {before} to {after}",
+            code=ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+    name = "min.insync.replicas"
+    text = topic.configs.get(name) or broker_value(image, settings.node_id, settings.static, name)
+    if after < min(before, int(text or 1)):
+        raise KafkaError(
+            f"{name} of topic {topic.name} is {text}: with a replication factor of {after} every "
+            "acks=all would fail.",
+            code=ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+
+
+def _check_added(
+    image: MetadataImage, load: Load, added: Sequence[NodeId], settings: Settings
+) -> None:
+    """Refuse brokers that take no new replicas, or have no room for one more; count those."""
+    leaving = image.leaving()
+    for node_id in added:
+        broker = image.brokers[node_id]
+        if node_id in leaving:
+            raise _bad_assignment(
+                f"Broker {node_id} is being replaced by broker {leaving[node_id]}."
+            )
+        if not broker.takes_replicas:
+            hint = f": `raftmq node add {node_id}`" if broker.state is NodeState.NEW else ""
+            raise _bad_assignment(
+                f"Broker {node_id} takes no replicas, since it is {broker.state}{hint}."
+            )
+    _check_room(load, [tuple(added)] if added else [], settings)
+    for node_id in added:
+        load.replicas[node_id] = load.replicas.get(node_id, 0) + 1
 
 
 def _check_room(load: Load, added: Sequence[Replicas], settings: Settings) -> None:
@@ -322,6 +423,15 @@ def _candidates(
     ]
 
 
+def planned_load_of(image: MetadataImage) -> Load:
+    """How many replicas each broker has or is to have, once what is planned has begun."""
+    return Load(
+        tuple(dict.fromkeys((*partition.replicas, *partition.planned)))
+        for topic in image.topics_by_id()
+        for partition in topic.partitions
+    )
+
+
 def load_of(image: MetadataImage) -> Load:
     """How many replicas each broker has, of all topics."""
     return Load(
@@ -375,16 +485,27 @@ def _checked(
                 f"{len(nodes)} replica(s), but this is not consistent with previous partitions, "
                 f"which have {factor} replica(s)."
             )
-        if sorted(dict.fromkeys(nodes)) != sorted(nodes):
-            raise _bad_assignment("The manual partition assignment includes a broker twice.")
-        for node in nodes:
-            if NodeId(node) not in image.brokers:
-                raise _bad_assignment(
-                    f"The manual partition assignment includes broker {node}, but no such broker "
-                    "is registered."
-                )
-        checked.append(tuple(NodeId(node) for node in nodes))
+        checked.append(_checked_replicas(image, nodes))
     return tuple(checked)
+
+
+def _checked_replicas(image: MetadataImage, nodes: Sequence[int]) -> Replicas:
+    """One partition's replicas as a client names them."""
+    seen: dict[NodeId, None] = {}
+    for node in nodes:
+        if NodeId(node) not in image.brokers:
+            raise _bad_assignment(
+                f"The manual partition assignment includes broker {node}, but no such broker is "
+                "registered."
+            )
+        if node in seen:
+            raise _bad_assignment(
+                f"The manual partition assignment includes the broker {node} more than once."
+            )
+        seen[NodeId(node)] = None
+    if not seen:
+        raise _bad_assignment("The manual partition assignment includes an empty replica list.")
+    return tuple(seen)
 
 
 def _bad_assignment(why: str) -> KafkaError:

@@ -14,7 +14,7 @@ the inverse of `topics`; whatever is not in a snapshot is not state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -387,3 +387,32 @@ def holds_any(image: MetadataImage, node_id: NodeId) -> bool:
 def holds(partition: PartitionImage, node_id: NodeId) -> bool:
     """True while a node has, or is to have, a replica of that partition."""
     return node_id in partition.replicas or node_id in partition.voters
+
+
+# ---- moves ----
+
+
+@frozen(slots=True)
+class Reassignment:
+    """A move as clients see it: `replicas` are those of the target, then those that go."""
+
+    replicas: tuple[NodeId, ...]
+    adding: tuple[NodeId, ...]
+    removing: tuple[NodeId, ...]
+
+
+def reassignment_of(partition: PartitionImage, voters: Sequence[NodeId]) -> Reassignment | None:
+    """The move of a partition that is planned or under way; None where no replica comes or goes.
+
+    `adding` is what a cancelled move would not have, so that the others are as many as clients may
+    expect to be in sync. Only those that still vote are left to go.
+    """
+    if not partition.planned and not partition.moving_from:
+        return None
+    target = partition.planned or partition.replicas
+    before = partition.moving_from or partition.replicas
+    adding = tuple(sorted(node_id for node_id in target if node_id not in before))
+    removing = tuple(sorted(node_id for node_id in voters if node_id not in target))
+    if not removing and all(node_id in voters for node_id in target):
+        return None
+    return Reassignment((*target, *removing), adding, removing)

@@ -73,6 +73,7 @@ NOTES = {
     ApiKey.LIST_TRANSACTIONS: "Each id by the broker that FindCoordinator names for it.",
     ApiKey.OFFSET_FOR_LEADER_EPOCH: "Epoch 0 means 1, that of a first leader "
     "([decision 0011](decisions/0011-first-leader-epoch.md)).",
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: "Refused (UNSUPPORTED_VERSION) below `raftmq.level` 4.",
     ApiKey.DESCRIBE_QUORUM: "The metadata group; any partition is a Raft group, too.",
     ApiKey.UPDATE_FEATURES: "All levels of a request or none; [upgrades](operations.md#upgrades).",
 }

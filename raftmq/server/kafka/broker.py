@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
@@ -26,7 +26,14 @@ from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewT
 from raftmq.metadata.commands import AllocateProducerIds, ProducerIds
 from raftmq.metadata.configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.metadata.features import SUPPORTED, Ranges, named
-from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftmq.metadata.image import (
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    Reassignment,
+    TopicImage,
+    reassignment_of,
+)
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry
 from raftmq.ports import Buggify, Clock, Random
@@ -409,6 +416,19 @@ class Broker:
         """The in-sync replicas that a partition's leader last reported."""
         row = self.leader_table.get(topic_id, partition.index)
         return [] if row is None else [int(node_id) for node_id in row.isr]
+
+    def reassignment(self, topic_id: TopicId, partition: PartitionImage) -> Reassignment | None:
+        """The move of a partition that runs or waits, by the voters that its leader last named."""
+        if not partition.planned and not partition.moving_from:
+            return None
+        row = self.leader_table.get(topic_id, partition.index)
+        voters = partition.voters if row is None or not row.voters else row.voters
+        return reassignment_of(partition, voters)
+
+    def shown_replicas(self, topic_id: TopicId, partition: PartitionImage) -> Sequence[NodeId]:
+        """The replicas that clients are told of: while it moves, the target's and those that go."""
+        move = self.reassignment(topic_id, partition)
+        return partition.replicas if move is None else move.replicas
 
     def offline_nodes(self, replicas: Iterable[int]) -> list[int]:
         """Those of these nodes that are not live."""

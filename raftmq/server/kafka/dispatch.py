@@ -49,6 +49,7 @@ from raftmq.server.kafka.handlers import (
     offsets,
     produce,
     producers,
+    reassignments,
     topics,
     transactions,
 )
@@ -83,7 +84,8 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.DESCRIBE_QUORUM: cluster.describe_quorum,
     ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
     ApiKey.ELECT_LEADERS: cluster.elect_leaders,
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: reassignments.alter,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.list_,
     ApiKey.INIT_PRODUCER_ID: producers.init_producer_id,
     ApiKey.DESCRIBE_PRODUCERS: producers.describe_producers,
     **groups.HANDLERS,

@@ -192,11 +192,41 @@ ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
             "timeout": 0,
         },
     },
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: {
+        "many": lambda: {
+            "timeout": 0,
+            "topics": [
+                {
+                    "name": "t",
+                    "partitions": [{"partition_index": n, "replicas": [1]} for n in range(MANY)],
+                }
+            ],
+        },
+        "equal": lambda: {
+            "timeout": 0,
+            "topics": [
+                {
+                    "name": "t",
+                    "partitions": [{"partition_index": 0, "replicas": None}] * (2 * MANY),
+                }
+            ],
+        },
+        "wide": lambda: {
+            "timeout": 0,
+            "topics": [
+                {
+                    "name": "t",
+                    "partitions": [{"partition_index": 0, "replicas": list(range(2 * MANY))}],
+                }
+            ],
+        },
+    },
     ApiKey.LIST_PARTITION_REASSIGNMENTS: {
+        "all": lambda: {"timeout": 0, "topics": None},
         "many": lambda: {
             "timeout": 0,
             "topics": [{"name": "t", "partition_indexes": list(range(99_000))}],
-        }
+        },
     },
     ApiKey.INIT_PRODUCER_ID: {"one": lambda: {"transactional_id": None}},
     ApiKey.ADD_PARTITIONS_TO_TXN: {

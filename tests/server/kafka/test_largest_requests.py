@@ -21,6 +21,7 @@ from raftmq.metadata.broker_messages import (
     CreateTopicsCall,
     DeleteTopicsCall,
     Outcome,
+    PlanMovesCall,
 )
 from raftmq.promise import Promise
 from raftmq.protocol import ANNOUNCED, ApiKey, encode_request
@@ -60,6 +61,8 @@ def decided(request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
     if isinstance(request, DeleteTopicsCall):
         keys = [*request.names, *map(str, request.topic_ids)]
         return Promise.resolved(tuple(Outcome(name=key, code=done) for key in keys))
+    if isinstance(request, PlanMovesCall):
+        return Promise.resolved(tuple(Outcome(name=one.topic) for one in request.moves))
     assert isinstance(request, AlterConfigsCall)
     return Promise.resolved(
         tuple(Outcome(name=one.resource_name, resource_type=2) for one in request.resources)

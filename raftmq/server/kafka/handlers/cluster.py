@@ -1,5 +1,5 @@
 """What a client or an operator asks about the cluster as a whole: ApiVersions and UpdateFeatures,
-DescribeQuorum, DescribeLogDirs, ElectLeaders, ListPartitionReassignments.
+DescribeQuorum, DescribeLogDirs, ElectLeaders.
 """
 
 from __future__ import annotations
@@ -260,13 +260,6 @@ def _disk_space(folder: str) -> tuple[int, int]:
     except OSError:
         return -1, -1  # Kafka's "unknown"
     return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
-
-
-def list_partition_reassignments(
-    _broker: Broker, _context: RequestContext, _request: Struct
-) -> Any:
-    """Answer ListPartitionReassignments: none can be under way, since none can be asked for."""
-    return {"throttle_time": 0, "error_code": 0, "error_message": None, "topics": []}
 
 
 def elect_leaders(broker: Broker, context: RequestContext, request: Struct) -> Work[dict[str, Any]]:

@@ -295,7 +295,7 @@ def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
 
 def _partition(broker: Broker, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
     leader = broker.leader_of(topic.topic_id, partition.index)
-    replicas = partition.replicas
+    replicas = broker.shown_replicas(topic.topic_id, partition)
     return {
         "error_code": _LEADERLESS if leader.leader_id < 0 else ErrorCode.NONE,
         "partition_index": partition.index,
