@@ -23,6 +23,7 @@ from raftmq_client.core.admin import (
     OffsetFound,
     QuorumInfo,
     QuorumReplica,
+    Reassignment,
     ResourceType,
 )
 from raftmq_client.core.group_admin import (
@@ -111,6 +112,7 @@ __all__ = [
     "ProducerState",
     "QuorumInfo",
     "QuorumReplica",
+    "Reassignment",
     "Receipt",
     "RecordMetadata",
     "RecordTooLargeError",

@@ -102,6 +102,7 @@ class FakeBroker(Transactions):
         self.logs: dict[tuple[str, int], FakeLog] = {}
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}
+        self.moves: dict[tuple[str, int], list[int]] = {}
         self.broker_configs: dict[str, dict[str, str]] = {}
         """What was set for a broker by its id, and for all of them by the empty name."""
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
@@ -451,6 +452,51 @@ class FakeBroker(Transactions):
                 self.logs[(topic.name, partition)] = FakeLog()
             results.append(Struct(name=topic.name, error_code=error))
         return Struct(results=results)
+
+    def _on_alter_partition_reassignments(
+        self, version: int, body: memoryview, code: ErrorCode
+    ) -> Struct:
+        request = decode_request(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, body)
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for part in topic.partitions:
+                key, error, why = (topic.name, part.partition_index), ErrorCode.NONE, None
+                if key not in self.logs:
+                    error, why = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such partition"
+                elif part.replicas is None:
+                    if self.moves.pop(key, None) is None:
+                        error = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+                elif len(part.replicas) > 1 and not request.allow_replication_factor_change:
+                    error = ErrorCode.INVALID_REPLICATION_FACTOR
+                else:
+                    self.moves[key] = part.replicas
+                parts.append(Struct(partition_index=key[1], error_code=error, error_message=why))
+            topics.append(Struct(name=topic.name, partitions=parts))
+        said = "all is refused" if code else None
+        return Struct(error_code=code, error_message=said, responses=[] if code else topics)
+
+    def _on_list_partition_reassignments(
+        self, version: int, body: memoryview, code: ErrorCode
+    ) -> Struct:
+        request = decode_request(ApiKey.LIST_PARTITION_REASSIGNMENTS, version, body)
+        asked = {(t.name, n) for t in request.topics or () for n in t.partition_indexes}
+        topics = [
+            Struct(
+                name=topic,
+                partitions=[
+                    Struct(
+                        partition_index=index,
+                        replicas=[*replicas, NODE_ID],
+                        adding_replicas=replicas,
+                        removing_replicas=[NODE_ID],
+                    )
+                ],
+            )
+            for (topic, index), replicas in self.moves.items()
+            if request.topics is None or (topic, index) in asked
+        ]
+        return Struct(error_code=code, error_message=None, topics=topics)
 
     def _on_delete_records(self, version: int, body: memoryview, code: ErrorCode) -> Struct:
         request = decode_request(ApiKey.DELETE_RECORDS, version, body)

@@ -332,6 +332,12 @@ def operations(flows: AdminFlows) -> dict[ApiKey, Callable[[], Generator[Any, An
         ApiKey.DELETE_RECORDS: lambda: flows.delete_records({ONE: 0}),
         ApiKey.DESCRIBE_CONFIGS: lambda: run(admin.describe_configs(topic, "t")),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: lambda: run(admin.alter_configs(topic, "t", {"a": "b"})),
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda: run(
+            admin.alter_partition_reassignments({ONE: [1]}, timeout_ms=timeout)
+        ),
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda: run(
+            admin.list_partition_reassignments(None, timeout_ms=timeout)
+        ),
         ApiKey.DESCRIBE_QUORUM: flows.quorum,
         ApiKey.FIND_COORDINATOR: lambda: flows.coordinator("g"),
         ApiKey.LIST_GROUPS: flows.list_groups,

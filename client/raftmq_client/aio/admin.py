@@ -24,6 +24,7 @@ from raftmq_client.core.admin import (
     OffsetFound,
     Operation,
     QuorumInfo,
+    Reassignment,
     ResourceType,
 )
 from raftmq_client.core.admin_flow import AdminFlows, Flow
@@ -38,7 +39,7 @@ from raftmq_client.core.transaction_requests import (
     TransactionHandle,
     TransactionListing,
 )
-from raftmq_client.errors import ClientError
+from raftmq_client.errors import BrokerError, ClientError
 from raftmq_client.options import DEFAULT_BOOTSTRAP
 
 T = TypeVar("T")
@@ -123,6 +124,33 @@ class Admin:
     ) -> dict[TopicPartition, ErrorCode]:
         """Hand partitions to their preferred leaders; what became of each."""
         operation = operations.elect_leaders(partitions, timeout_ms=self._flows.server_timeout)
+        return await self._run_one(operation)
+
+    async def alter_partition_reassignments(
+        self,
+        targets: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        allow_factor_change: bool = True,
+    ) -> dict[TopicPartition, BrokerError | None]:
+        """Move partitions onto these brokers, the first of which is to lead; None cancels a move.
+
+        Gives the refusal of each, None for those whose move is planned: it runs on its own, and
+        `list_partition_reassignments` tells whether it still does.
+        """
+        operation = operations.alter_partition_reassignments(
+            targets,
+            timeout_ms=self._flows.server_timeout,
+            allow_factor_change=allow_factor_change,
+        )
+        return await self._run_one(operation)
+
+    async def list_partition_reassignments(
+        self, partitions: Sequence[TopicPartition] | None = None
+    ) -> dict[TopicPartition, Reassignment]:
+        """The moves that run or wait, of all partitions or of these."""
+        operation = operations.list_partition_reassignments(
+            partitions, timeout_ms=self._flows.server_timeout
+        )
         return await self._run_one(operation)
 
     async def describe_configs(

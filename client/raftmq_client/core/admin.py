@@ -157,6 +157,15 @@ class LogDirPartition:
 
 
 @frozen
+class Reassignment:
+    """A move of a partition: all replicas meanwhile, those that come and those that go."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+@frozen
 class QuorumReplica:
     """One voter or observer of the metadata group."""
 
@@ -321,6 +330,78 @@ def elect_leaders(
         )
 
     return Operation(ApiKey.ELECT_LEADERS, request, read, min_version=1)
+
+
+def alter_partition_reassignments(
+    targets: Mapping[TopicPartition, Sequence[int] | None],
+    *,
+    timeout_ms: int,
+    allow_factor_change: bool = True,
+) -> Operation[dict[TopicPartition, BrokerError | None]]:
+    """Move partitions onto these brokers, or (None) cancel their moves; the refusal of each."""
+
+    def read(response: Struct) -> dict[TopicPartition, BrokerError | None]:
+        check_code(response.error_code, response.error_message, about="reassigning partitions")
+        found: dict[TopicPartition, BrokerError | None] = {}
+        for topic in response.responses:
+            for row in topic.partitions:
+                key = TopicPartition(topic.name, row.partition_index)
+                code, message = row.error_code, row.error_message
+                found[key] = BrokerError(code, message, about=str(key)) if code else None
+        check_named(targets, found)
+        return found
+
+    def replicas(target: Sequence[int] | None) -> list[int] | None:
+        return None if target is None else list(target)
+
+    request = Struct(
+        timeout=timeout_ms,
+        allow_replication_factor_change=allow_factor_change,
+        topics=[
+            Struct(
+                name=topic,
+                partitions=[
+                    Struct(partition_index=key.partition, replicas=replicas(targets[key]))
+                    for key in keys
+                ],
+            )
+            for topic, keys in by_topic(targets)
+        ],
+    )
+    return Operation(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        lambda _: request,
+        read,
+        # Version 0 cannot say that the factor should stay.
+        min_version=0 if allow_factor_change else 1,
+        # A move that is cancelled twice was not there the second time.
+        is_repeatable=None not in targets.values(),
+    )
+
+
+def list_partition_reassignments(
+    partitions: Iterable[TopicPartition] | None, *, timeout_ms: int
+) -> Operation[dict[TopicPartition, Reassignment]]:
+    """The moves that run or wait; of these partitions only, unless None."""
+
+    def read(response: Struct) -> dict[TopicPartition, Reassignment]:
+        check_code(response.error_code, response.error_message, about="reassignments")
+        return {
+            TopicPartition(topic.name, row.partition_index): Reassignment(
+                tuple(row.replicas), tuple(row.adding_replicas), tuple(row.removing_replicas)
+            )
+            for topic in response.topics
+            for row in topic.partitions
+        }
+
+    named = None
+    if partitions is not None:
+        named = [
+            Struct(name=topic, partition_indexes=[key.partition for key in keys])
+            for topic, keys in by_topic(partitions)
+        ]
+    request = Struct(timeout=timeout_ms, topics=named)
+    return Operation(ApiKey.LIST_PARTITION_REASSIGNMENTS, lambda _: request, read)
 
 
 def describe_configs(
