@@ -234,7 +234,8 @@ class NodeConfig:
         default=0,
     )
     replica_moves_max: int = _key(
-        "Partitions that change their replicas at a time, in the whole cluster (`node replace`).",
+        "Partitions that change their replicas at a time, in the whole cluster; "
+        "`raftmq.moves.max`, which can be altered at run time, goes before it.",
         default=4,
     )
     scrub_bytes_per_s: int = _key(
@@ -308,6 +309,7 @@ KAFKA_FILE_KEYS: Final[Mapping[str, str]] = {
     "max.connections.per.ip.overrides": "connections_per_ip_overrides",
     "node.id": "node_id",
     "raftmq.admin.listener": "admin_listener",
+    "raftmq.moves.max": "replica_moves_max",
     "replica.catchup.bytes.per.s": "replica_catchup_bytes_per_s",
     "replica.lag.time.max.ms": "replica_lag_time_max_ms",
     "socket.request.max.bytes": "request_bytes_max",

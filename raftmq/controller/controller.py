@@ -24,8 +24,10 @@ from uuid import UUID
 
 from attrs import define, field, frozen
 
-from raftmq.controller.leaders import LeaderBalance, LeaderRow, LeaderTable
-from raftmq.controller.replacement import Replacing, plan_replacement
+from raftmq.controller.leaders import Evacuation, LeaderBalance, LeaderRow, LeaderTable
+from raftmq.controller.mover import Mover
+from raftmq.controller.moves import Figures, Survey, figures
+from raftmq.controller.replacement import plan_replacement
 from raftmq.controller.topic_validation import (
     NO_ID,
     Settings,
@@ -64,6 +66,7 @@ from raftmq.metadata.commands import (
     FenceBroker,
     MembersReport,
     MoveOutcomes,
+    Origin,
     PlanMoves,
     PlannedMove,
     ReportVoters,
@@ -71,6 +74,7 @@ from raftmq.metadata.commands import (
     UnfenceBroker,
     VotersReport,
 )
+from raftmq.metadata.config_keys import MOVES_MAX
 from raftmq.metadata.configs import broker_value
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
@@ -294,6 +298,7 @@ class Controller:
         """`move_leadership` asks the leader of a partition to hand over to a node."""
         self._move_leadership = move_leadership
         self._balance = LeaderBalance()
+        self._evacuation = Evacuation()
         self._balance_due_ms = 0.0
         self._node_id = node_id
         self._engine = engine
@@ -316,7 +321,7 @@ class Controller:
         self._changing: dict[NodeId, bool] = {}  # fence and unfence commands under way
         self._unreported: dict[tuple[TopicId, int], None] = {}  # their rows may be news
         self._is_reporting = False
-        self._replacing = Replacing(engine, leaders, self.config.moves_max, self._settings.limit_of)
+        self.mover = self._new_mover()
         leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -324,6 +329,10 @@ class Controller:
     def is_active(self) -> bool:
         """True while this node is the controller."""
         return self._engine.is_leader
+
+    def move_figures(self) -> dict[Origin, Figures]:
+        """How many moves of replicas there are, as long as this node is the controller."""
+        return self.mover.figures() if self.is_active else figures(Survey(), self._leaders)
 
     # ---- driven by the node ----
 
@@ -338,7 +347,7 @@ class Controller:
         self._check_waits()
         self._report_voters()
         self._plan_next()
-        self._replacing.tick(now_ms)
+        self.mover.tick(now_ms)
         self._balance_leaders(now_ms)
 
     def peer_lost(self, node_id: NodeId) -> None:
@@ -410,9 +419,8 @@ class Controller:
             return False
         self._liveness.begin_term(self._live_epochs(), now_ms)
         self._balance = LeaderBalance()
-        self._replacing = Replacing(
-            self._engine, self._leaders, self.config.moves_max, self._settings.limit_of
-        )
+        self._evacuation = Evacuation()
+        self.mover = self._new_mover()
         for row in self._leaders.rows():
             self._leader_changed(row, False)
         return True
@@ -420,6 +428,10 @@ class Controller:
     def _voters_count(self) -> int:
         configuration = self._engine.configuration
         return self.config.voters_count if configuration is None else len(configuration.voters)
+
+    def _new_mover(self) -> Mover:
+        static = {MOVES_MAX: str(self.config.moves_max), **self.config.static}
+        return Mover(self._node_id, self._engine, self._leaders, static, self._settings.limit_of)
 
     def _live_epochs(self) -> list[tuple[NodeId, int]]:
         return [(b.node_id, b.epoch) for b in self._engine.image.live_brokers()]
@@ -510,13 +522,15 @@ class Controller:
             return
         self._balance_due_ms = now_ms + self.config.balance_ms
         image = self._engine.image
+        unfit = self._liveness.unfit() | set(image.shunned())
+        moves = self._evacuation.due(image, self._leaders, now_ms, unfit=unfit)
         enabled = broker_value(
             image, self._node_id, self.config.static, "auto.leader.rebalance.enable"
         )
         if enabled is not None and enabled.lower() == "true":
-            unfit = self._liveness.unfit()
-            for move in self._balance.due(image, self._leaders, now_ms, unfit=unfit):
-                self._move_leadership(move.topic_id, move.partition, move.to)
+            moves += self._balance.due(image, self._leaders, now_ms, unfit=unfit)
+        for move in moves:
+            self._move_leadership(move.topic_id, move.partition, move.to)
 
     # ---- waiting ----
 

@@ -3,8 +3,9 @@
 `LeaderTable` is soft state, never safety. New leaders push rows to all nodes once their election
 entry is committed; nodes exchange rows when they connect. Rows are merged by (leader epoch,
 revision), so late news never overrides newer. `LeaderBalance`, on the controller, gives preferred
-leaders their partitions back. `Isolation` hands over what this broker leads while it sees no
-majority of the metadata group, or its disk fails.
+leaders their partitions back, and `Evacuation` takes them off brokers that are to lead nothing.
+`Isolation` hands over what this broker leads while it sees no majority of the metadata group, or
+its disk fails.
 
 Invariants: the leader epoch of a partition never goes back, whichever node answers; a leader once
 known is named until a newer one is, since clients treat "no leader" worse than a stale one
@@ -251,6 +252,8 @@ COOL_DOWN_MAX_MS: Final = 300_000.0
 LOST_SOON_MS: Final = 60_000.0
 """A leadership that was kept for so long after its move did come back."""
 MOVES_MAX: Final = 50
+ASK_AGAIN_MS: Final = 2_000.0
+"""A leader that was asked to hand over, and leads still, is asked again."""
 
 
 @frozen(slots=True)
@@ -369,6 +372,57 @@ class LeaderBalance:
         if not moved.is_lost and row.leader_epoch != moved.leader_epoch:
             moved.see_undone(now_ms)
         return moved
+
+
+class Evacuation:
+    """Takes leaderships off brokers that are to lead nothing: drained ones, and those in
+    maintenance. They get them back from `LeaderBalance`, once they are active again.
+
+    A leadership goes to a replica in the reported ISR whose broker is fit to lead, among them to
+    the one that leads least. Who was asked and still leads is asked again after a while.
+    """
+
+    def __init__(self) -> None:
+        self._asked_ms: dict[Key, float] = {}
+        self._empty = (-1, -1)  # versions of image and leaders when nothing was to be moved
+
+    def due(
+        self,
+        image: MetadataImage,
+        leaders: LeaderTable,
+        now_ms: float,
+        *,
+        unfit: Set[NodeId] = frozenset(),
+    ) -> list[Move]:
+        """The moves to ask for now."""
+        seen = image.structure_version, leaders.version
+        shunned = image.shunned()
+        if seen == self._empty or not shunned:
+            self._asked_ms.clear()
+            return []
+        unfit = {*unfit, *shunned}
+        fit = [b.node_id for b in image.live_brokers() if b.node_id not in unfit]
+        rows = [
+            row
+            for topic in image.topics_by_id()
+            for partition in topic.partitions
+            if (row := leaders.get(topic.topic_id, partition.index)) is not None
+        ]
+        load = {node_id: sum(row.leader_id == node_id for row in rows) for node_id in fit}
+        moves = []
+        left = [row for row in rows if row.leader_id in shunned]
+        for row in left:
+            others = [n for n in row.isr if n in load]
+            if not others or now_ms - self._asked_ms.get(row.key, -ASK_AGAIN_MS) < ASK_AGAIN_MS:
+                continue
+            chosen = min(others, key=lambda n: (load[n], n))
+            load[chosen] += 1
+            self._asked_ms[row.key] = now_ms
+            moves.append(Move(*row.key, chosen))
+            if len(moves) == MOVES_MAX:
+                break
+        self._empty = (-1, -1) if left else seen
+        return moves
 
 
 ASK_EVERY_MS: Final = 1_000.0

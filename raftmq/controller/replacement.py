@@ -3,132 +3,35 @@
 A replacement is one row of the metadata image (`ReplaceNode`). Two things follow from it. The
 metadata group's leader works towards `metadata_target`: NEW becomes a learner, a voter once it has
 caught up, and only then OLD loses its vote; it follows until it holds nothing and is gone. And the
-controller orders OLD's partition replicas onto NEW (`next_move`), few at a time; each partition's
-own leader makes that so (`partition_target`) and reports the fact. Nothing else is remembered:
-any controller reads from image and configuration alone how far a replacement is, so a crash at any
-point costs nothing but time.
+controller orders OLD's partition replicas onto NEW, or onto another broker where NEW has no room
+or would be a second one in its rack (`moves.py`). Nothing else is remembered: any controller reads
+from image and configuration alone how far a replacement is, so a crash at any point costs nothing
+but time.
 
-Invariants: a partition never gets a broker twice, nor a broker more replicas than it has room for;
-a move begins only where the partition has a leader; a replacement ends only when its node holds
-nothing and is gone.
+Invariants: a replacement begins only where every partition of OLD has a place to go to; it ends
+only when its node holds nothing and is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
 
 from attrs import evolve, frozen
 
 from raftmq.controller.leaders import LeaderTable
+from raftmq.controller.moves import Bounds, foresee
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
-from raftmq.metadata.commands import EndReplacement, ReassignPartition, ReplaceNode
-from raftmq.metadata.engine import MetadataEngine
+from raftmq.metadata.commands import EndReplacement, NodeState, ReplaceNode
 from raftmq.metadata.image import (
     MetadataImage,
-    PartitionImage,
     ReplacementImage,
     all_partitions,
     holds,
-    holds_any,
-    successor_of,
 )
 from raftmq.metadata.voters import voter_steps
-from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId
-
-# ---- moving partitions ----
-
-
-class Room:
-    """How many replicas brokers hold, and how many they may hold."""
-
-    def __init__(self, image: MetadataImage, limit_of: Callable[[NodeId], int]) -> None:
-        self._limit_of = limit_of
-        self._counts: dict[NodeId, int] = {}
-        for _, partition in all_partitions(image):
-            for node_id in partition.replicas:
-                self.take(node_id)
-
-    def count(self, node_id: NodeId) -> int:
-        """The replicas of a broker."""
-        return self._counts.get(node_id, 0)
-
-    def is_left(self, node_id: NodeId) -> bool:
-        """True when it may hold another one."""
-        return self.count(node_id) < self._limit_of(node_id)
-
-    def take(self, node_id: NodeId) -> None:
-        """It holds one more."""
-        self._counts[node_id] = self.count(node_id) + 1
-
-
-def moved_replicas(
-    image: MetadataImage, partition: PartitionImage, leaving: Mapping[NodeId, NodeId], room: Room
-) -> tuple[NodeId, ...] | None:
-    """The replicas of a partition without the nodes that leave, in the same order; None when no
-    broker can take the place of one.
-
-    A successor that holds the partition already cannot hold it twice, and one without room cannot
-    hold it at all: then the live broker with the fewest replicas takes it.
-    """
-    replicas = list(partition.replicas)
-    for at, node_id in enumerate(replicas):
-        if node_id not in leaving:
-            continue
-        successor = successor_of(leaving, node_id)
-        if successor in replicas or not room.is_left(successor):
-            others = [
-                broker.node_id
-                for broker in image.live_brokers()
-                if broker.node_id not in replicas
-                and broker.node_id not in leaving
-                and room.is_left(broker.node_id)
-            ]
-            if not others:
-                return None
-            successor = min(others, key=lambda n: (room.count(n), n))
-        replicas[at] = successor
-    return tuple(replicas)
-
-
-def next_move(
-    image: MetadataImage,
-    leaders: LeaderTable,
-    moves_max: int,
-    limit_of: Callable[[NodeId], int],
-) -> ReassignPartition | None:
-    """The next partition to be ordered elsewhere, while fewer than `moves_max` are on their way."""
-    leaving = image.leaving()
-    if not leaving:
-        return None
-    due: ReassignPartition | None = None
-    room = Room(image, limit_of)
-    moving = 0
-    for topic, partition in all_partitions(image):
-        row = leaders.get(topic.topic_id, partition.index)
-        if row is None or image.live_epoch(row.leader_id) is None:
-            continue  # without a leader no move can be carried out
-        moving += _is_moving(image, partition)
-        if due is None and any(node_id in leaving for node_id in partition.replicas):
-            replicas = moved_replicas(image, partition, leaving, room)
-            if replicas is not None:
-                due = ReassignPartition(
-                    topic_id=topic.topic_id, partition=partition.index, replicas=replicas
-                )
-    return due if moving < moves_max else None
-
-
-def _is_moving(image: MetadataImage, partition: PartitionImage) -> bool:
-    """True while members that can do so arrive or leave; a broker that is down cannot arrive."""
-    arriving = (n for n in partition.replicas if n not in partition.voters)
-    if any(image.live_epoch(node_id) is not None for node_id in arriving):
-        return True
-    return all(n in partition.voters for n in partition.replicas) and len(partition.voters) > len(
-        partition.replicas
-    )
 
 
 def next_end(image: MetadataImage, configuration: Configuration) -> EndReplacement | None:
@@ -137,7 +40,10 @@ def next_end(image: MetadataImage, configuration: Configuration) -> EndReplaceme
     for old_id in image.leaving():
         if old_id in members or image.live_epoch(old_id) is not None:
             continue
-        if not holds_any(image, old_id):
+        if not any(
+            holds(partition, old_id) or old_id in partition.moving_from
+            for _, partition in all_partitions(image)
+        ):
             return EndReplacement(old_id=old_id)
     return None
 
@@ -232,7 +138,7 @@ def plan_replacement(
         _check_nodes(image, configuration, call)
         after = _with_replacement(image, call)
         steps = [*voter_steps(after, configuration, first_voters, leader)]
-        steps += _partition_steps(image, call, Room(image, limit_of))
+        steps += _partition_steps(after, NodeId(call.old_id), Bounds(limit_of=limit_of))
     except KafkaError as error:
         return None, (Outcome(name="verdict", code=error.code, message=error.message),)
     rows = (
@@ -276,38 +182,36 @@ def _check_nodes(image: MetadataImage, configuration: Configuration, call: Repla
 
 def _with_replacement(image: MetadataImage, call: ReplaceNodeCall) -> MetadataImage:
     row = ReplacementImage(NodeId(call.old_id), NodeId(call.new_id))
-    return evolve(image, replacements=image.replacements.set(row.old_id, row))
+    brokers = image.brokers
+    if (successor := brokers[row.new_id]).state is NodeState.NEW:
+        brokers = brokers.set(row.new_id, evolve(successor, state=NodeState.ACTIVE))
+    replacements = image.replacements.set(row.old_id, row)
+    return evolve(image, brokers=brokers, replacements=replacements)
 
 
-def _partition_steps(image: MetadataImage, call: ReplaceNodeCall, room: Room) -> list[str]:
+def _partition_steps(image: MetadataImage, old_id: NodeId, bounds: Bounds) -> list[str]:
     """How many replicas move, and which cannot.
 
     Raises:
         KafkaError: no broker can take a partition.
     """
-    old_id = NodeId(call.old_id)
-    leaving = {**image.leaving(), old_id: NodeId(call.new_id)}
+    foreseen = foresee(image, None, bounds, (old_id,))
+    if foreseen.stuck:
+        first, more = foreseen.stuck[0], len(foreseen.stuck) - 1
+        raise KafkaError(
+            f"{first.topic}-{first.partition}: {first.reason}{f' (and {more} more)' * (more > 0)}: "
+            "start another node",
+            code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
     targets: dict[NodeId, int] = {}
     leaderless = []
-    for topic, partition in all_partitions(image):
-        if old_id not in partition.replicas:
-            continue
-        replicas = moved_replicas(image, partition, leaving, room)
-        name = f"{topic.name}-{partition.index}"
-        if replicas is None:
-            is_on_both = successor_of(leaving, old_id) in partition.replicas
-            why = "has replicas on both nodes" if is_on_both else "finds no room on the new node"
-            raise KafkaError(
-                f"{name} {why}, and no other live broker could take one: start another node",
-                code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            )
-        successor = replicas[partition.replicas.index(old_id)]
-        room.take(successor)
+    for row in foreseen.moves:
+        successor = row.after[row.before.index(old_id)]
         targets[successor] = targets.get(successor, 0) + 1
-        voters = partition.voters
+        voters = image.topics[row.topic].partitions[row.partition].voters
         alive = sum(1 for node_id in voters if image.live_epoch(node_id) is not None)
         if alive <= len(voters) // 2:
-            leaderless.append(name)
+            leaderless.append(f"{row.topic}-{row.partition}")
     steps = [
         f"{count} partition replicas go from node {old_id} to node {successor}"
         for successor, count in sorted(targets.items())
@@ -319,49 +223,3 @@ def _partition_steps(image: MetadataImage, call: ReplaceNodeCall, room: Room) ->
             f"back (or recovered with `raftmq recover`): {shown}"
         )
     return steps
-
-
-LOOK_AGAIN_MS: Final = 500.0
-
-
-class Replacing:
-    """What one controller remembers for its term."""
-
-    def __init__(
-        self,
-        engine: MetadataEngine,
-        leaders: LeaderTable,
-        moves_max: int,
-        limit_of: Callable[[NodeId], int],
-    ) -> None:
-        self._engine = engine
-        self._leaders = leaders
-        self._moves_max = moves_max
-        self._limit_of = limit_of
-        self._is_proposing = False
-        self._seen = (-1, -1)
-        self._look_at_ms = 0.0
-
-    def tick(self, now_ms: float) -> None:
-        """Propose what is due; looks only where something changed, or after a while."""
-        image, configuration = self._engine.image, self._engine.configuration
-        if self._is_proposing or configuration is None or not image.replacements:
-            return
-        seen = image.structure_version, self._leaders.version
-        if seen == self._seen and now_ms < self._look_at_ms:
-            return
-        self._seen, self._look_at_ms = seen, now_ms + LOOK_AGAIN_MS
-        move = next_move(image, self._leaders, self._moves_max, self._limit_of)
-        command = move or next_end(image, configuration)
-        if command is None:
-            return
-        self._is_proposing = True
-
-        def done(_promise: Promise[Any]) -> None:
-            # Whatever came of it: the next tick looks at the state again.
-            self._is_proposing = False
-            self._seen = (-1, -1)
-
-        self._engine.propose(
-            command, expected_version=image.structure_version, may_resend=False
-        ).when_done(done)

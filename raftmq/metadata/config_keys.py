@@ -120,6 +120,12 @@ def long(low: int = LONG_MIN, high: int = LONG_MAX) -> Check:
     return integer(low, high)
 
 
+def long_or_off(name: str, text: str) -> None:
+    """A time in milliseconds; -1 or off: never."""
+    if text.strip().lower() != "off":
+        long(-1)(name, text)
+
+
 def double(low: float, high: float) -> Check:
     """A number in [low, high]."""
 
@@ -477,6 +483,8 @@ def _fixed(name: str, kind: ConfigType, default: str | None, documentation: str)
 
 CATCH_UP_RATE: Final = "replica.catchup.bytes.per.s"
 THROTTLED_RATE: Final = "leader.replication.throttled.rate"
+MOVES_MAX: Final = "raftmq.moves.max"
+REPLACE_AFTER: Final = "replica.replace.after.ms"
 
 BROKER_KEYS: Final = check_all(
     [
@@ -606,6 +614,23 @@ BROKER_KEYS: Final = check_all(
         _fixed("node.id", _I, "-1", "This broker's number."),
         _fixed("process.roles", _LIST, "broker,controller", "What this node does."),
         _fixed("raftmq.admin.listener", _S, "", "HTTP of this broker: /status, /nodes."),
+        ConfigKey(
+            MOVES_MAX,
+            _I,
+            "4",
+            "Partitions that change their replicas at a time, in the whole cluster. One that "
+            "cannot go on does not count, one that takes more than a minute counts a quarter. Set "
+            "it for all brokers: the controller's counts.",
+            integer(1, 10_000),
+        ),
+        ConfigKey(
+            REPLACE_AFTER,
+            _S,
+            "600000",
+            "The replicas of a broker that has been down for so many milliseconds are made again "
+            "on others; off or -1: they are not. Set it for all brokers: the controller's counts.",
+            long_or_off,
+        ),
         ConfigKey(
             CATCH_UP_RATE,
             _L,

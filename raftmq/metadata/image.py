@@ -313,6 +313,18 @@ class MetadataImage:
         """Brokers that are not fenced, by node id."""
         return tuple(self.brokers[n] for n in sorted(self.brokers) if not self.brokers[n].is_fenced)
 
+    def shunned(self) -> tuple[NodeId, ...]:
+        """Live brokers that should lead and coordinate nothing: drained ones, and those in
+        maintenance."""
+        return tuple(b.node_id for b in self.live_brokers() if b.state in _SHUNNED)
+
+    def coordinators(self) -> tuple[NodeId, ...]:
+        """The brokers that may coordinate groups and transactions: live ones that take part for
+        good; any live one where there are no such."""
+        live = self.live_brokers()
+        chosen = tuple(b.node_id for b in live if b.state in _COORDINATING)
+        return chosen or tuple(b.node_id for b in live)
+
     def live_epoch(self, node_id: NodeId) -> int | None:
         """The broker epoch of a broker that is registered and not fenced, else None."""
         broker = self.brokers.get(node_id)
@@ -335,6 +347,8 @@ class MetadataImage:
 
 
 EMPTY_IMAGE: Final = MetadataImage()
+_SHUNNED: Final = (NodeState.DRAINING, NodeState.MAINTENANCE)
+_COORDINATING: Final = (NodeState.ACTIVE, NodeState.CORDONED)
 
 
 # ---- members ----

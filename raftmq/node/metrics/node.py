@@ -407,6 +407,13 @@ gauge(
     lambda node: 1 << node.plane.multiraft.timeout_doublings,
 )
 
+MOVES: Final = Metric(
+    "raftmq_moves",
+    "gauge",
+    "Moves of replicas by origin and state, as the controller knows them; 0 on other nodes. Stuck "
+    "ones count as running too",
+    ("origin", "state"),
+)
 BUILD: Final = Metric(
     "raftmq_build_info", "gauge", "Versions; the value is 1", ("version", "python")
 )
@@ -444,6 +451,10 @@ def _collect_node(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     for metric, read in _TABLE:
         scrape[metric].add((), float(read(node)))
     yield None
+    for origin, counts in node.control.controller.move_figures().items():
+        for state in ("running", "planned", "stuck"):
+            scrape[MOVES].add((str(origin) or "none", state), getattr(counts, state))
+    yield None
     scrape[BUILD].add(VERSIONS, 1)
     config = node.config
     scrape[NODE].add((config.cluster_id, str(config.node_id), config.rack or ""), 1)
@@ -454,7 +465,16 @@ def _collect_node(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
 
 
 NODE_METRICS: Final = Collector(
-    (*(metric for metric, _ in _TABLE), BUILD, NODE, LOOP_LAG, COLLECTIONS, SCRAPE_TURN, FSYNC),
+    (
+        *(metric for metric, _ in _TABLE),
+        MOVES,
+        BUILD,
+        NODE,
+        LOOP_LAG,
+        COLLECTIONS,
+        SCRAPE_TURN,
+        FSYNC,
+    ),
     _collect_node,
 )
 
