@@ -12,8 +12,9 @@ no session expire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -45,6 +46,9 @@ TICKS_PER_ROUND: Final = 10
 """In so many ticks every group is visited once."""
 TIMER_MS_MIN: Final = 10.0
 """After a timer of a group its next one is set no sooner than this."""
+GIVE_EVERY_MS: Final = 500.0
+GIVE_MAX: Final = 100
+"""Claims that are handed over at a time, by a broker that is to coordinate nothing."""
 _REBALANCE_PHASES: Final = (Phase.PREPARING, Phase.COMPLETING)
 _REJECTIONS: Final = (
     ErrorCode.NOT_COORDINATOR,
@@ -77,8 +81,8 @@ class ClusterImage(Protocol):
         """The broker epoch of a registered, unfenced broker."""
         ...
 
-    def live_brokers(self) -> Sequence[Any]:
-        """Brokers that are not fenced; each has a `node_id`."""
+    def coordinators(self) -> Sequence[NodeId]:
+        """The brokers that may coordinate groups."""
         ...
 
 
@@ -122,6 +126,8 @@ class OwnedGroups:
         self._barrier_asked_at_ms: float | None = None
         self._session_ms_min = self.config.session_timeout_ms_min
         self._is_draining = False
+        self._given: dict[str, None] = {}  # claims that are on their way to other nodes
+        self._give_at_ms = 0.0
         self._unvisited: list[str] = []  # groups that `tick` has still to visit in this round
         self._shortest_ms: int | None = None  # session of the groups visited in this round
         self._deadlines = deadlines
@@ -145,10 +151,11 @@ class OwnedGroups:
         current = holder(image.groups.get(name), image.live_epoch)
         if current is not None:
             return current
-        return candidate(name, (broker.node_id for broker in image.live_brokers()))
+        return candidate(name, image.coordinators())
 
     def _is_mine(self, name: str) -> bool:
-        return not self._is_draining and self.find(name) == self.node_id
+        is_leaving = self._is_draining or name in self._given
+        return not is_leaving and self.find(name) == self.node_id
 
     def _serve(
         self,
@@ -423,19 +430,42 @@ class OwnedGroups:
         for group in list(self._groups.values()):
             self._drop(group, ErrorCode.NOT_COORDINATOR)
         image = self._engine.image
-        others = [b.node_id for b in image.live_brokers() if b.node_id != self.node_id]
-        promises: list[Promise[Any]] = []
-        for name in image.groups.names():
-            state = image.groups.groups[name]
-            if state.coordinator == self.node_id:
-                successor = candidate(name, others)
-                release = ReleaseGroup(
-                    group=name,
-                    coordinator_epoch=state.coordinator_epoch,
-                    successor=NodeId(-1) if successor is None else successor,
-                )
-                promises.append(self._engine.propose(release, timeout_ms=COMMAND_TIMEOUT_MS))
-        return promises
+        others = [node_id for node_id in image.coordinators() if node_id != self.node_id]
+        return [self._release(name, others) for name in self._claimed()]
+
+    def give_away(self, now_ms: float) -> None:
+        """Hand claims over, a few at a time: this broker lives on, and is to coordinate nothing."""
+        if now_ms < self._give_at_ms:
+            return
+        self._give_at_ms = now_ms + GIVE_EVERY_MS
+        others = [n for n in self._engine.image.coordinators() if n != self.node_id]
+        if not others:
+            return
+        for name in islice(self._claimed(), GIVE_MAX - len(self._given)):
+            if name in self._given:
+                continue
+            self.commits.flush(name)
+            if (group := self._groups.get(name)) is not None:
+                self._drop(group, ErrorCode.NOT_COORDINATOR)
+            self._given[name] = None
+            # Whatever came of it: if the claim is still here, the next round gives it away.
+            self._release(name, others).when_done(
+                lambda _done, name=name: self._given.pop(name, None)  # type: ignore[misc]
+            )
+
+    def _claimed(self) -> Iterator[str]:
+        """The groups that this node claims, as far as it knows."""
+        groups = self._engine.image.groups
+        return (n for n in groups.names() if groups.groups[n].coordinator == self.node_id)
+
+    def _release(self, name: str, others: Sequence[NodeId]) -> Promise[Any]:
+        successor = candidate(name, others)
+        release = ReleaseGroup(
+            group=name,
+            coordinator_epoch=self._engine.image.groups.groups[name].coordinator_epoch,
+            successor=NodeId(-1) if successor is None else successor,
+        )
+        return self._engine.propose(release, timeout_ms=COMMAND_TIMEOUT_MS)
 
 
 def _error_of(promise: Promise[Any]) -> ErrorCode:

@@ -28,7 +28,7 @@ from raftmq.groups.model import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
-from raftmq.metadata.commands import Endpoint, FeatureUpdate
+from raftmq.metadata.commands import Endpoint, FeatureUpdate, NodeState
 from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.features import (
@@ -532,11 +532,20 @@ class NodeCore:
             replica.stand()
         self.control.tick()
         self.coordinator.tick(now_ms)
+        if self.node_id in self.engine.image.shunned() and not self._is_needed():
+            self.coordinator.give_away(now_ms)
         self.transaction_expiry.tick()
         self.partitions.tick(now_ms)
         self.events.tick(now_ms)
         self.control.lifecycle.has_full_disk = self.events.is_disk_full
         self.control.lifecycle.has_stuck_disk = self.events.is_disk_stuck
+
+    def _is_needed(self) -> bool:
+        """True while this node leads a partition, or has one that it is to lose: its claims of
+        groups go last."""
+        replicas = self.partitions.replicas()
+        is_drained = self.engine.image.brokers[self.node_id].state is NodeState.DRAINING
+        return bool(replicas) if is_drained else any(replica.is_leader for replica in replicas)
 
     def _wake(self) -> None:
         """Drain the metadata replica and then the engine, now or after the round under way."""

@@ -130,8 +130,7 @@ class TransactionCoordinator:
 
     def find(self, transactional_id: str) -> NodeId | None:
         """The node that an id's producer is sent to; None without live brokers."""
-        live = (broker.node_id for broker in self._engine.image.live_brokers())
-        return candidate(transactional_id, live)
+        return candidate(transactional_id, self._engine.image.coordinators())
 
     def init_producer(
         self, transactional_id: str, timeout_ms: int, producer_id: int = -1, epoch: int = -1

@@ -10,7 +10,7 @@ from raftmq.errors import ErrorCode
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.model import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
-from raftmq.groups.owned_groups import TIMER_MS_MIN
+from raftmq.groups.owned_groups import GIVE_EVERY_MS, GIVE_MAX, TIMER_MS_MIN
 from raftmq.metadata.commands import UNDATED, CommitOffsets, CommittedOffset, ExpiredOffset
 from raftmq.metadata.image import GroupImage, candidate
 from raftmq.types import NodeId, TopicPartition
@@ -253,6 +253,44 @@ def test_draining_gives_the_claims_back() -> None:
     assert second is not first, "named at once, not only when the first one is fenced"
     assert got(second.heartbeat("g", 1, member_id, None)) is NONE
     assert got(first.describe("g")).error is ErrorCode.NOT_COORDINATOR
+
+
+def test_a_node_that_lives_on_gives_its_claims_away_and_takes_none() -> None:
+    nodes = Nodes(1, 2, 3)
+    names = [f"g{i}" for i in range(GIVE_MAX + 20)]
+    home = nodes.coordinators[NodeId(1)]
+    for engine in nodes.log.engines.values():
+        engine.image.shunned = (NodeId(2), NodeId(3))
+    member_id = join_alone(home, names[0])
+    for name in names[1:]:
+        join_alone(home, name)
+    for engine in nodes.log.engines.values():
+        engine.image.shunned = (NodeId(1),)
+    assert nodes.of(names[0]) is home, "a claim is kept until it is given away"
+    assert got(home.heartbeat(names[0], 1, member_id, None)) is NONE
+    nodes.log.is_prompt = False
+    home.give_away(0.0)
+    home.give_away(100.0)
+    assert len(nodes.log.in_flight) == GIVE_MAX, "few at a time, and none of them twice"
+    assert got(home.heartbeat(names[0], 1, member_id, None)) is ErrorCode.NOT_COORDINATOR
+    assert len(nodes.log.in_flight) == GIVE_MAX, "what is given away is not claimed again"
+    nodes.log.is_prompt = True
+    nodes.log.settle_if_prompt()
+    home.give_away(GIVE_EVERY_MS)
+    groups = home._engine.image.groups
+    assert {groups.groups[name].coordinator for name in names} == {2, 3}
+    second = nodes.of(names[0])
+    assert second is not home
+    assert got(second.heartbeat(names[0], 1, member_id, None)) is NONE
+    assert nodes.of("another") is not home
+
+
+def test_the_only_node_keeps_its_claims() -> None:
+    nodes = Nodes(1)
+    home = nodes.coordinators[NodeId(1)]
+    member_id = join_alone(home)
+    home.give_away(0.0)
+    assert got(home.heartbeat("g", 1, member_id, None)) is NONE
 
 
 def test_the_only_node_drains() -> None:

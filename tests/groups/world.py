@@ -36,11 +36,6 @@ class FakeClock:
         return int(self.now_ms) + self.skew_ms
 
 
-@define(frozen=True)
-class LiveBroker:
-    node_id: NodeId
-
-
 @define
 class Fencing:
     """A broker's liveness changes at a place in the log: its new epoch, or None for fenced."""
@@ -72,12 +67,13 @@ class Image:
     groups: GroupsImage = field(factory=GroupsImage)
     live: dict[NodeId, int] = field(factory=dict)
     level: int = 1
+    shunned: tuple[NodeId, ...] = ()
 
     def live_epoch(self, node_id: NodeId) -> int | None:
         return self.live.get(node_id)
 
-    def live_brokers(self) -> list[LiveBroker]:
-        return [LiveBroker(node_id) for node_id in sorted(self.live)]
+    def coordinators(self) -> list[NodeId]:
+        return [node_id for node_id in sorted(self.live) if node_id not in self.shunned]
 
     def apply(self, entry: Fencing | Proposal) -> Any:
         if isinstance(entry, Fencing):
