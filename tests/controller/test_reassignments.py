@@ -225,6 +225,7 @@ def _partitions(cluster: MetadataCluster, node_id: int) -> tuple[PartitionImage,
 
 def test_a_plan_is_committed_and_known_everywhere_when_it_is_answered() -> None:
     cluster = _formed()
+    cluster.auto_lead = False  # no leader tells that a move is done
     outcomes = _alter(cluster, (0, (2, 3)), (1, (9,)), (2, None), (1, (3, 1)))
     assert [outcome.code for outcome in outcomes] == [
         ErrorCode.NONE,
