@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from attrs import evolve, frozen
 
@@ -105,7 +106,12 @@ def place(
     )
 
 
-def _rack(candidate: Candidate) -> tuple[str, int]:
+Rack: TypeAlias = tuple[str, int]
+"""A rack's name; or "" and the node that is a rack of its own."""
+
+
+def rack_of(candidate: Candidate) -> Rack:
+    """Where a broker is."""
     return (candidate.rack, -1) if candidate.rack is not None else ("", candidate.node_id)
 
 
@@ -119,14 +125,16 @@ def _quotas(
     """How many replicas each broker gets: the least loaded takes the next, if its rack may. None
     when there is no room for all."""
     here, there = of_topic.replicas, elsewhere.replicas
-    racks = {_rack(broker): 0 for broker in brokers}
+    racks = {rack_of(broker): 0 for broker in brokers}
     rack_max = partitions if len(racks) >= replication_factor else partitions * len(brokers)
     quotas = {broker.node_id: 0 for broker in brokers}
     quota_max = {
         broker.node_id: partitions if broker.room is None else min(partitions, broker.room)
         for broker in brokers
     }
-    heap = [(here.get(b.node_id, 0), there.get(b.node_id, 0), b.node_id, _rack(b)) for b in brokers]
+    heap = [
+        (here.get(b.node_id, 0), there.get(b.node_id, 0), b.node_id, rack_of(b)) for b in brokers
+    ]
     heapq.heapify(heap)
     for _ in range(partitions * replication_factor):
         while heap:
@@ -149,9 +157,9 @@ def _deal(
     A rack's cards lie side by side and are at most as many as partitions (where racks suffice), so
     no partition gets two of them; the same holds for a broker. (McNaughton's wrap-around rule.)
     """
-    by_rack: dict[tuple[str, int], list[NodeId]] = {}
+    by_rack: dict[Rack, list[NodeId]] = {}
     for broker in brokers:
-        by_rack.setdefault(_rack(broker), []).append(broker.node_id)
+        by_rack.setdefault(rack_of(broker), []).append(broker.node_id)
     members: list[list[NodeId]] = [[] for _ in range(partitions)]
     card = 0
     for rack in sorted(by_rack):
