@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from raftmq.metadata.commands import ReassignPartition
+from raftmq.metadata.commands import PlanMoves, PlannedMove, ReassignPartition
 from raftmq.metadata.image import all_partitions
 from raftmq.types import METADATA_GROUP, NodeId, TopicId
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Mover:
-    """An operator who moves one replica of a partition at a time."""
+    """An operator who moves one replica of a partition at a time, and thinks better of some."""
 
     def __init__(self, world: ClusterWorld) -> None:
         self._world = world
@@ -49,8 +49,22 @@ class Mover:
         assert arriving is not None
         leaving = random.choice(partition.replicas)
         replicas = tuple(arriving if n == leaving else n for n in partition.replicas)
-        command = ReassignPartition(topic_id=topic_id, partition=partition.index, replicas=replicas)
-        world.note("move", str(topic_id), partition.index, leaving, arriving)
-        self._left[key] = leaving
+        command: ReassignPartition | PlanMoves = ReassignPartition(
+            topic_id=topic_id, partition=partition.index, replicas=replicas
+        )
+        if partition.moving_from and random.random() < 0.4:
+            command = PlanMoves(
+                moves=(
+                    PlannedMove(
+                        topic_id=topic_id,
+                        partition=partition.index,
+                        creation_epoch=partition.creation_epoch,
+                    ),
+                )
+            )
+            world.note("cancel", str(topic_id), partition.index)
+        else:
+            world.note("move", str(topic_id), partition.index, leaving, arriving)
+            self._left[key] = leaving
         world.counts.moves += 1
         controllers[0].run(lambda: engine.propose(command, may_resend=False))

@@ -73,7 +73,7 @@ class Settling:
     def why_not_whole(self) -> str:
         """What the groups lack, "" when nothing."""
         world, watch = self._world, self._world.watch
-        why = watch.why_not_opened()
+        why = watch.why_not_opened() or watch.why_not_gone()
         for group in watch.groups():
             # Every group is looked at, so that each has its marks.
             leaders = watch.leaders(group)

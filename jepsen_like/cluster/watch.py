@@ -75,6 +75,7 @@ class Watch:
         """Who ended on a node that goes on, and how much of the log it had flushed."""
         self._committed: dict[RaftGroupId, tuple[RaftIndex, Configuration]] = {}
         """The newest change of members that anybody knew to be committed."""
+        self._ordered_away: dict[RaftGroupId, set[ReplicaId]] = {}
         self._is_missing = False
 
     def attach(self, node: ClusterNode, core: SimCore) -> None:
@@ -152,12 +153,18 @@ class Watch:
             self.invariants.breach(
                 "VotersKeepTheirData", f"{group}: {replica.self_id} votes, and is ordered to go"
             )
+        self._ordered_away.setdefault(group, set()).add(replica.self_id)
 
     def commits(self, group: RaftGroupId, start: RaftIndex, configuration: Configuration) -> None:
         """A replica knows that this change of members is committed."""
         known = self._committed.get(group)
-        if known is None or start > known[0]:
-            self._committed[group] = start, configuration
+        if known is not None and start <= known[0]:
+            return
+        self._committed[group] = start, configuration
+        back = self._ordered_away.get(group, set()).intersection(configuration.voters)
+        if back:  # a leader let it vote that did not know that it is not wanted
+            names = sorted(map(str, back))
+            self.invariants.breach("VotersKeepTheirData", f"{group}: {names} vote without data")
 
     def _look_for_damage(self, node: ClusterNode, core: SimCore, replica: Replica) -> None:
         """What begins damaged must have been spoilt, or was never claimed."""
@@ -261,6 +268,22 @@ class Watch:
                 for node_id in partition.replicas:
                     if (node_id, group) not in self.machines:
                         return f"{topic.name}-{partition.index} does not run on node {node_id}"
+        return ""
+
+    def why_not_gone(self) -> str:
+        """Which replica runs where nobody wants it any more, "" when none does."""
+        leader = next(iter(self.leaders(METADATA_GROUP)), None)
+        if leader is None or leader.core is None:
+            return "no controller knows who is wanted"
+        image = leader.core.engine.image
+        for node in self._world.present:
+            for number, group in self.machines:
+                if number == node.node_id and group != METADATA_GROUP:
+                    topic = image.topic_by_id(group.topic_id)
+                    if topic is None or not topic.has(group):
+                        return f"{group} is no more, and runs on node {number}"
+                    if number not in topic.partitions[group.partition].replicas:
+                        return f"{group} is not wanted on node {number}, and runs there"
         return ""
 
     def is_storage_missing(self) -> bool:

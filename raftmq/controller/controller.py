@@ -546,8 +546,22 @@ class Controller:
         self._check_waits()
 
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        if self._waits and before.structure_version != after.structure_version:
+        if before.structure_version == after.structure_version:
+            return
+        if self._epoch >= 0 and before.topics is not after.topics:
+            self._look_at_targets(before, after)
+        if self._waits:
             self._check_waits()
+
+    def _look_at_targets(self, before: MetadataImage, after: MetadataImage) -> None:
+        """What leaders say of their members may be news for another target."""
+        for name, topic in after.topics.items():
+            known = before.topics.get(name)
+            if known is topic or known is None:
+                continue
+            for old, new in zip(known.partitions, topic.partitions, strict=False):
+                if old.target_version != new.target_version:
+                    self._unreported[topic.topic_id, new.index] = None
 
     def _check_waits(self) -> None:
         if not self._waits:

@@ -15,7 +15,13 @@ from typing import TypeAlias
 from attrs import frozen
 from immutables import Map
 
-from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionImage, TopicImage
+from raftmq.metadata.image import (
+    EMPTY_IMAGE,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+    all_partitions,
+)
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicId, TopicPartition
 
 
@@ -111,6 +117,12 @@ def at_start(
         for action in wanted
         if isinstance(action, StartReplica | StopReplica)
     }
+    # What a node is dismissed from stays as it is until it is ordered away, or is wanted again.
+    known |= {
+        (topic.topic_id, partition.index)
+        for topic, partition in all_partitions(image)
+        if node_id in partition.dismissed
+    }
     strangers = [Quarantine(*folder) for folder in sorted(folders) if folder not in known]
     return [*strangers, *wanted]
 
@@ -141,6 +153,11 @@ def _holds(partition: PartitionImage, node_id: NodeId) -> bool:
     return node_id in partition.replicas or node_id in partition.voters
 
 
+def _wish(partition: PartitionImage) -> tuple[object, ...]:
+    """What a leader acts on, or answers: a wish that came and went is one to be answered too."""
+    return partition.replicas, partition.voters, partition.target_version
+
+
 def _partition_actions(
     topic: TopicImage,
     partition: PartitionImage,
@@ -164,5 +181,5 @@ def _partition_actions(
         )
     elif old_topic is not None and old_topic.configs != topic.configs:
         yield UpdateConfigs(name, group, topic.configs)
-    if old is not None and (old.replicas, old.voters) != (partition.replicas, partition.voters):
+    if old is not None and _wish(old) != _wish(partition):
         yield UpdateTarget(name, group, partition.replicas, partition.voters)

@@ -368,14 +368,12 @@ def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
     return node_id
 
 
-def partition_target(
-    image: MetadataImage, topic_id: TopicId, partition: int
-) -> TargetMembership | None:
-    """The members that a partition should have; None when there is no such partition."""
-    topic = image.topic_by_id(topic_id)
-    if topic is None or partition >= len(topic.partitions):
+def partition_target(image: MetadataImage, group: RaftGroupId) -> TargetMembership | None:
+    """The members that a partition should have; None when there is no partition of that group."""
+    topic = image.topic_by_id(group.topic_id)
+    if topic is None or not topic.has(group):
         return None
-    replicas = topic.partitions[partition].replicas
+    replicas = topic.partitions[group.partition].replicas
     # Only live brokers are added: the partition would wait for the others.
     brokers = image.brokers
     present = {

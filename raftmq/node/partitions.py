@@ -40,8 +40,9 @@ from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import CATCH_UP_RATE, THROTTLED_RATE
 from raftmq.metadata.configs import broker_value, effective_topic_configs
-from raftmq.metadata.image import MetadataImage, all_partitions, partition_target
+from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.targets import Targets
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition, PartitionRegistry
 from raftmq.partition.ports import NO_OFFSET
@@ -52,6 +53,7 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Role, SoftState
 from raftmq.replication.durability import JournalFailedError
+from raftmq.replication.membership import TargetMembership
 from raftmq.replication.recovery import (
     Opening,
     ReplicaOpener,
@@ -185,6 +187,7 @@ class Partitions:
         self._plane = plane
         self._control = control
         self._engine = control.engine
+        self._targets = Targets(control.engine, self._restate)
         self._deadlines = deadlines
         self._transactions = transactions
         self._root = f"{plane.folder.path}/topics"
@@ -391,8 +394,7 @@ class Partitions:
                 damaged=recovery.damaged,
             )
         tell_of_term(action.name, replica)
-        where = action.group.topic_id, action.group.partition
-        replica.follow_target_membership(lambda: partition_target(self._engine.image, *where))
+        replica.follow_target_membership(partial(self._target_of, action.group))
         if is_preferred and replica.leader_epoch == 0 and replica.self_id in replica.voters:
             self._eager[action.group] = EAGER_TICKS
         self._plane.multiraft.register(replica)
@@ -476,6 +478,7 @@ class Partitions:
         self._unopened.pop(action.group, None)
         self._plane.multiraft.unregister(action.group)
         self._eager.pop(action.group, None)
+        self._targets.forget(action.group)
         if self._engine.image.topic_by_id(action.group.topic_id) is None:
             self._control.leaders.forget(action.group.topic_id)
         if replica is not None:
@@ -633,16 +636,20 @@ class Partitions:
             isr=isr,
             voters=committed.voters,
             learners=committed.learners,
-            seen_version=self._seen_version(partition.group),
+            seen_version=self._targets.seen(replica),
             creation_epoch=partition.group.creation_epoch,
         )
 
-    def _seen_version(self, group: RaftGroupId) -> int:
-        """Since which version this node knows what metadata wants of a group; -1: not at all."""
-        topic = self._engine.image.topic_by_id(group.topic_id)
-        if topic is None or not topic.has(group):
-            return -1
-        return topic.partitions[group.partition].target_version
+    def _target_of(self, group: RaftGroupId) -> TargetMembership | None:
+        replica = self._replicas.get(group)
+        return None if replica is None else self._targets.of(group, replica.core)
+
+    def _restate(self, group: RaftGroupId) -> None:
+        """More is known of a group that is led here."""
+        replica = self._replicas.get(group)
+        partition = self.registry.by_id(group.topic_id, group.partition)
+        if replica is not None and replica.is_writable and partition is not None:
+            self._led(partition)
 
     def tick(self, now_ms: float) -> None:
         """Stand for election where new groups wait; state what this node leads."""

@@ -40,12 +40,14 @@ class TargetMembership:
             node that is missing here has to wait until it is heard of.
         leaving: nodes that should be no members; None: all that are not to vote.
         demoted: nodes that should follow the log without a vote.
+        is_current: it is no older than the leader's election; else no step is taken towards it.
     """
 
     voters: tuple[NodeId, ...]
     present: Mapping[NodeId, StorageId] = field(factory=dict)
     leaving: tuple[NodeId, ...] | None = None
     demoted: tuple[NodeId, ...] = ()
+    is_current: bool = True
 
     def must_leave(self, member: ReplicaId) -> bool:
         """True for a member that the group should lose."""
@@ -168,7 +170,7 @@ def next_configuration(
             continue
         if keeps_quorum(step, live):
             return step
-    if target is None:
+    if target is None or not target.is_current:
         return None
     return _arrival(configuration, storages, live, caught_up, target) or _departure(
         configuration, live, target

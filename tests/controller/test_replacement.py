@@ -231,10 +231,15 @@ def test_an_observer_that_is_replaced_makes_no_voter(machine: Machine) -> None:
 
 
 def test_a_partition_targets_live_brokers_only(machine: Machine) -> None:
-    assert partition_target(machine.image, topic_id(9), 0) is None
-    assert partition_target(machine.image, topic_id(1), 6) is None
+    group = machine.image.topics["a"].group_id(0)
+    for other in (
+        group._replace(topic_id=topic_id(9)),
+        group._replace(partition=6),
+        group._replace(creation_epoch=group.creation_epoch - 1),  # an earlier life of it
+    ):
+        assert partition_target(machine.image, other) is None
     _fence(machine, 3)
-    target = partition_target(machine.image, topic_id(1), 0)
+    target = partition_target(machine.image, group)
     assert target is not None
     assert target.voters == (1, 2, 3)
     assert sorted(target.present) == [1, 2]
