@@ -249,22 +249,26 @@ def _check_factor(
         )
 
 
+def _check_takes(image: MetadataImage, node_id: NodeId) -> None:
+    broker = image.brokers[node_id]
+    if not broker.takes_replicas:
+        hint = f": `raftmq node add {node_id}`" if broker.state is NodeState.NEW else ""
+        raise _bad_assignment(
+            f"Broker {node_id} takes no replicas, since it is {broker.state}{hint}."
+        )
+
+
 def _check_added(
     image: MetadataImage, load: Load, added: Sequence[NodeId], settings: Settings
 ) -> None:
     """Refuse brokers that take no new replicas, or have no room for one more; count those."""
     leaving = image.leaving()
     for node_id in added:
-        broker = image.brokers[node_id]
         if node_id in leaving:
             raise _bad_assignment(
                 f"Broker {node_id} is being replaced by broker {leaving[node_id]}."
             )
-        if not broker.takes_replicas:
-            hint = f": `raftmq node add {node_id}`" if broker.state is NodeState.NEW else ""
-            raise _bad_assignment(
-                f"Broker {node_id} takes no replicas, since it is {broker.state}{hint}."
-            )
+        _check_takes(image, node_id)
     _check_room(load, [tuple(added)] if added else [], settings)
     for node_id in added:
         load.replicas[node_id] = load.replicas.get(node_id, 0) + 1
@@ -412,6 +416,14 @@ def _candidates(
         chosen = brokers
     else:
         chosen = live
+    others = [b for b in image.live_brokers() if not b.takes_replicas and b.node_id not in leaving]
+    if len(chosen) < factor <= len(chosen) + len(others):
+        states = ", ".join(f"broker {b.node_id} is {b.state}" for b in others)
+        raise KafkaError(
+            f"The target replication factor of {factor} cannot be reached because only "
+            f"{len(chosen)} broker(s) take new replicas: {states}.",
+            code=ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
     return [
         Candidate(
             broker.node_id,
@@ -486,6 +498,8 @@ def _checked(
                 f"which have {factor} replica(s)."
             )
         checked.append(_checked_replicas(image, nodes))
+    for node_id in sorted({node_id for nodes in checked for node_id in nodes}):
+        _check_takes(image, node_id)
     return tuple(checked)
 
 

@@ -392,8 +392,12 @@ def all_partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, Partition
 
 
 def holds_any(image: MetadataImage, node_id: NodeId) -> bool:
-    """True while a node has, or is to have, a replica of any partition."""
-    return any(holds(partition, node_id) for _, partition in all_partitions(image))
+    """True while a node has, or is to have, a replica of any partition, or might again have one if
+    a move is cancelled."""
+    return any(
+        holds(partition, node_id) or node_id in partition.moving_from
+        for _, partition in all_partitions(image)
+    )
 
 
 def holds(partition: PartitionImage, node_id: NodeId) -> bool:

@@ -16,6 +16,7 @@ from raftmq.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
     AlterConfigs,
+    ChangeNodes,
     ClaimGroup,
     CommitMany,
     CommitOffsets,
@@ -25,6 +26,7 @@ from raftmq.metadata.commands import (
     CreatePartitions,
     CreateTopics,
     DeleteGroup,
+    DeleteOffsets,
     DeleteTopics,
     Endpoint,
     EndReplacement,
@@ -35,9 +37,15 @@ from raftmq.metadata.commands import (
     Generation,
     GroupMember,
     InitProducer,
+    MembersReport,
+    NodeChange,
+    NodeState,
     NoOperation,
     OffsetsTransaction,
+    Origin,
     PartitionAddition,
+    PlanMoves,
+    PlannedMove,
     ReassignPartition,
     RegisterBroker,
     ReleaseGroup,
@@ -53,7 +61,7 @@ from raftmq.metadata.commands import (
     VotersReport,
     version_of,
 )
-from raftmq.metadata.features import SUPPORTED
+from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage
 from raftmq.types import NodeId, Offset, TopicId
 
@@ -153,6 +161,7 @@ MEMBERS = st.lists(
     max_size=2,
 ).map(tuple)
 EPOCHS = st.integers(-1, 12)
+ORIGINS = st.sampled_from(list(Origin))
 
 CREDENTIALS: dict[str, st.SearchStrategy[Any]] = {
     "transactional_id": st.sampled_from(["t", "u"]),
@@ -198,6 +207,8 @@ COMMANDS = st.one_of(
         storage_id=st.sampled_from(["1", "ffffffffffffffff"]),
         cluster_id=st.sampled_from(["test", "test", "test", "other"]),
         rack=st.sampled_from([None, "r"]),
+        features=st.sampled_from([(), named(SUPPORTED), named(SUPPORTED)]),
+        takes_no_data=st.booleans(),
     ),
     st.builds(FenceBroker, node_id=NODES, broker_epoch=EPOCHS),
     st.builds(UnfenceBroker, node_id=NODES, broker_epoch=EPOCHS),
@@ -228,6 +239,67 @@ COMMANDS = st.one_of(
     ),
     st.builds(
         ReassignPartition, topic_id=TOPIC_IDS, partition=st.integers(-1, 3), replicas=REPLICAS
+    ),
+    st.builds(
+        ReassignPartition,
+        topic_id=TOPIC_IDS,
+        partition=st.integers(0, 1),
+        replicas=REPLICAS,
+        creation_epoch=st.sampled_from([-1, -1, 3]),
+        expected=st.sampled_from([(), (), (1, 2)]),
+        origin=ORIGINS,
+    ),
+    st.builds(
+        PlanMoves,
+        moves=st.lists(
+            st.builds(
+                PlannedMove,
+                topic_id=TOPIC_IDS,
+                partition=st.integers(0, 1),
+                creation_epoch=EPOCHS,
+                replicas=REPLICAS,
+                expected=st.sampled_from([(), (), (1, 2)]),
+            ),
+            max_size=2,
+        ).map(tuple),
+        origin=ORIGINS,
+    ),
+    st.builds(
+        ChangeNodes,
+        changes=st.lists(
+            st.builds(NodeChange, NODES, st.sampled_from(list(NodeState))), max_size=2
+        ).map(tuple),
+        voters=st.sampled_from([None, 0, 3]),
+    ),
+    st.builds(
+        ReportVoters,
+        reports=st.just(()),
+        members=st.lists(
+            st.builds(
+                MembersReport,
+                TOPIC_IDS,
+                st.integers(0, 1),
+                EPOCHS,
+                EPOCHS,
+                REPLICAS,
+                REPLICAS,
+                st.integers(-1, 20),
+            ),
+            max_size=2,
+        ).map(tuple),
+    ),
+    st.builds(
+        ConfirmRemoved,
+        node_id=NODES,
+        replicas=st.just(()),
+        groups=st.lists(st.tuples(TOPIC_IDS, st.integers(0, 1), EPOCHS), max_size=3).map(tuple),
+    ),
+    st.builds(
+        DeleteOffsets,
+        group=GROUPS,
+        coordinator_epoch=EPOCHS,
+        partitions=st.just((("a", 0), ("b", 1))),
+        topic_ids=st.tuples(TOPIC_IDS, TOPIC_IDS),
     ),
     st.builds(
         ReportVoters,

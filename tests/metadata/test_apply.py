@@ -27,6 +27,7 @@ from raftmq.metadata.commands import (
     Envelope,
     FenceBroker,
     GroupDone,
+    NodeState,
     NoOperation,
     PartitionAddition,
     ProducerIds,
@@ -41,7 +42,7 @@ from raftmq.metadata.commands import (
     decode_envelope,
     encode_envelope,
 )
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage, PartitionImage, all_partitions
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import NodeId, RaftGroupId, TopicPartition
 from tests.metadata.metadata_commands import (
@@ -357,4 +358,37 @@ def _check_invariants(image: MetadataImage) -> None:
             assert removal.nodes
             if topic.has(removal.group):
                 held = topic.partitions[removal.group.partition]
-                assert not any(n in held.replicas or n in held.voters for n in removal.nodes)
+                kept = (*held.replicas, *held.voters, *held.dismissed)
+                assert not any(n in kept for n in removal.nodes)
+    for key, removal in image.removals.items():
+        assert key == image.removal_key(removal.group)
+    _check_moves(image)
+
+
+def _check_moves(image: MetadataImage) -> None:
+    """Below level 4 there are none, as no snapshot would hold them."""
+    for topic, partition in all_partitions(image):
+        plain = PartitionImage(
+            partition.index,
+            partition.creation_epoch,
+            partition.replicas,
+            partition.first_voters,
+            partition.voters,
+            partition.voters_epoch,
+        )
+        if image.level < LEVEL_OF_MOVES:
+            assert partition == plain, topic.name
+        assert not {*partition.dismissed} & {*partition.replicas, *partition.voters}
+        assert partition.replicas not in (partition.moving_from, partition.planned)
+        if sorted(partition.voters) == sorted(partition.replicas):
+            assert not partition.moving_from
+        if partition.origin:
+            assert partition.moving_from or partition.planned
+        assert partition.target_version <= image.version
+        assert all(n in image.brokers for n in partition.planned)
+    if image.level < LEVEL_OF_MOVES:
+        assert not image.removed
+        assert image.voters_wanted == 0
+        assert all(b.state is NodeState.ACTIVE for b in image.brokers.values())
+    for node_id, broker in image.brokers.items():
+        assert broker.storage_id not in image.removed.get(node_id, ())
