@@ -61,5 +61,11 @@ transactional_ids: Final = _offered(
     lambda admin: (item.transactional_id for item in admin.list_transactions())
 )
 nodes: Final = _offered(lambda admin: (broker.node_id for broker in admin.brokers()))
+stuck: Final = _offered(
+    lambda admin: [
+        "node",
+        *(f"{t.name}/{p.partition}" for t in admin.cluster().topics for p in t.partitions),
+    ]
+)
 settings: Final = _offered(_config_names)
 settable: Final = _offered(_settable)

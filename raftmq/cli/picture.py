@@ -141,11 +141,11 @@ class Picture:
                 rows.append((topic, partition, leader, epoch, list(why)))
         return rows + [
             (row["topic"], row["partition"], None, None, [row["why"]])
-            for row in self._unheld()
+            for row in self.unheld()
             if (row["topic"], row["partition"]) not in by_name
         ]
 
-    def _unheld(self) -> list[dict[str, Any]]:
+    def unheld(self) -> list[dict[str, Any]]:
         """Partitions that no live broker holds, by the newest metadata among the answers."""
         versions = [int(answer["metadata"].get("version", -1)) for answer in self.answers]
         newest = max(zip(versions, self.answers, strict=True), key=itemgetter(0), default=(0, {}))

@@ -54,7 +54,7 @@ class Events:
         self._full_since_ms: float | None = None
         self._full_seen_ms = 0.0
         self._stuck_since_ms: float | None = None
-        self._is_fenced: bool | None = None
+        self._fenced_since_ms: dict[NodeId, float] = {}
 
     def attach(self) -> None:
         """Listen from now on."""
@@ -69,6 +69,10 @@ class Events:
     def replica_changed(self, name: TopicPartition, watch: RoleWatch, soft: SoftState) -> None:
         """A replica here has another role, term or leader."""
         before, watch.role = watch.role, soft.role
+        if soft.leader is not None:
+            watch.leaderless_since_ms = None
+        elif watch.leaderless_since_ms is None:
+            watch.leaderless_since_ms = self._node.plane.clock.monotonic_ms()
         fields = {"topic": name.topic, "partition": name.partition, "leader_epoch": soft.term}
         if soft.role is Role.CANDIDATE and before is not Role.CANDIDATE:
             self._counts.elections += 1
@@ -167,12 +171,21 @@ class Events:
         own_id = self._node.node_id
         for node_id in sorted(after.brokers):
             now, was = after.brokers[node_id], before.brokers.get(node_id)
+            if not now.is_fenced:
+                self._fenced_since_ms.pop(node_id, None)
+            elif node_id not in self._fenced_since_ms:
+                self._fenced_since_ms[node_id] = self._node.plane.clock.monotonic_ms()
             if was is None or was.is_fenced == now.is_fenced:
                 continue
             if node_id != own_id and not self._node.engine.is_leader:
                 continue  # that node and the controller log it
             event = "broker fenced" if now.is_fenced else "broker unfenced"
             self._log.warning(event, broker=node_id, broker_epoch=now.epoch)
+
+    def fenced_ms(self, node_id: NodeId) -> int | None:
+        """For how long this node has seen a broker fenced; None while it is not."""
+        since_ms = self._fenced_since_ms.get(node_id)
+        return None if since_ms is None else round(self._node.plane.clock.monotonic_ms() - since_ms)
 
     def _look_at_controller(self) -> None:
         engine = self._node.control.engine

@@ -131,11 +131,12 @@ def tell_of_term(name: TopicPartition, replica: Replica) -> None:
 class RoleWatch:
     """A replica's role and leader as last reported, for what reports changes."""
 
-    __slots__ = ("leader", "role")
+    __slots__ = ("leader", "leaderless_since_ms", "role")
 
-    def __init__(self) -> None:
+    def __init__(self, leaderless_since_ms: float | None = None) -> None:
         self.role = Role.FOLLOWER
         self.leader: tuple[NodeId, int] | None = None
+        self.leaderless_since_ms = leaderless_since_ms
 
 
 class LedPartition(Partition):
@@ -366,7 +367,7 @@ class Partitions:
         )
         partition.on_led = self._led
         partition.on_role = self.on_role
-        partition.role_watch = RoleWatch()
+        partition.role_watch = RoleWatch(self._plane.clock.monotonic_ms())
         is_preferred = action.preferred_leader == self._plane.node_id
         opener = ReplicaOpener(
             self._opening,

@@ -13,15 +13,19 @@ sees, and `raftmq cluster status` puts these reports together. Nothing here chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
+from attrs import define, field
 
+from raftmq.metadata.commands import UNDATED
+from raftmq.metadata.image import RAFTMQ_LEVEL
 from raftmq.node.metrics.families import TURN_S
 from raftmq.node.metrics.partitions import first_kept_offset
 from raftmq.node.metrics.transactions import OLDEST_MAX, Census
+from raftmq.node.partitions import LedPartition
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 
 ROWS_PER_LOOK: Final = 8
+REMOVALS_MAX: Final = 100
+"""Orders to delete that are shown."""
 
 
 def health(node: Node) -> tuple[bool, dict[str, Any]]:
@@ -62,6 +68,7 @@ async def describe(node: Node) -> dict[str, Any]:
     controller = control.engine.controller_id
     lifecycle = control.lifecycle
     size_bytes, free_bytes = node.events.disk_space()
+    look = await _look_at_topics(node)
     return {
         "node_id": node.node_id,
         "cluster_id": node.config.cluster_id,
@@ -79,7 +86,10 @@ async def describe(node: Node) -> dict[str, Any]:
         "controller_id": -1 if controller is None else controller,
         "controller_epoch": control.engine.controller_epoch,
         "metadata": _metadata(node),
-        "brokers": _brokers(node),
+        "features": _features(node),
+        "brokers": _brokers(node, look.held),
+        "topics": look.topics,
+        "removals": _removals(node),
         "turned_away": {str(n): control.turned_away[n] for n in sorted(control.turned_away)},
         "rivals": [
             {"node_id": hello.node_id, "storage_id": hello.storage_id, "address": hello.address}
@@ -87,7 +97,7 @@ async def describe(node: Node) -> dict[str, Any]:
         ],
         "partitions": await _partitions(node),
         "not_running": await _not_running(node),
-        "unheld": await _unheld(node),
+        "unheld": look.unheld,
         "groups": await _groups(node),
         "transactions": await _transactions(node),
         "peers": {
@@ -98,11 +108,7 @@ async def describe(node: Node) -> dict[str, Any]:
             for node_id, queued in plane.links.queued_bytes().items()
         },
         "faults": None if node.faults is None else node.faults.show(),
-        "catch_up": {
-            "limit_bytes_per_s": plane.catch_up.rate.bytes_per_s,
-            "bytes_per_s": plane.catch_up.rate.speed,
-            "held": plane.catch_up.rate.waiting_count,
-        },
+        "catch_up": _catch_up(node),
         "quarantined": list(node.partitions.quarantined),
         "journal_is_damaged": plane.journal.damaged,
         "checks": {
@@ -121,6 +127,23 @@ async def describe(node: Node) -> dict[str, Any]:
         "loop_stalls": plane.loop_watch.stalls_count,
         "loop_stalls_without_core": plane.loop_watch.without_core_count,
         "flushes": plane.flusher.latency.count,
+    }
+
+
+def _features(node: Node) -> dict[str, Any]:
+    return {
+        "level": node.control.engine.image.level,
+        "supported_level": node.supported[RAFTMQ_LEVEL][1],
+    }
+
+
+def _catch_up(node: Node) -> dict[str, Any]:
+    """What this node sends to replicas that catch up, and how much it may."""
+    rate = node.plane.catch_up.rate
+    return {
+        "limit_bytes_per_s": rate.bytes_per_s,
+        "bytes_per_s": rate.speed,
+        "held": rate.waiting_count,
     }
 
 
@@ -153,12 +176,15 @@ def _metadata(node: Node) -> dict[str, Any]:
     }
 
 
-def _brokers(node: Node) -> list[dict[str, Any]]:
+def _brokers(node: Node, held: Mapping[NodeId, int]) -> list[dict[str, Any]]:
     brokers = node.control.engine.image.brokers
     return [
         {
             "node_id": broker.node_id,
             "is_fenced": broker.is_fenced,
+            "fenced_ms": node.events.fenced_ms(broker.node_id),
+            "state": broker.state.value,
+            "replicas": held.get(broker.node_id, 0),
             "epoch": broker.epoch,
             "rack": broker.rack,
             "addresses": {e.name: f"{e.host}:{e.port}" for e in broker.endpoints},
@@ -198,17 +224,41 @@ async def _not_running(node: Node) -> list[dict[str, object]]:
     return rows
 
 
-async def _unheld(node: Node) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+@define(slots=True)
+class _Look:
+    """What one pass over all topics of the image finds."""
+
+    unheld: list[dict[str, object]] = field(factory=list)
+    topics: dict[str, int] = field(factory=dict)
+    held: dict[NodeId, int] = field(factory=dict)
+
+
+async def _look_at_topics(node: Node) -> _Look:
+    look = _Look()
     turns = _Turns()
     image = node.control.engine.image
     for topic in image.topics_by_id():
-        rows += unheld(image, topic)
+        look.topics[topic.name] = len(topic.partitions)
+        look.unheld += unheld(image, topic)
+        for partition in topic.partitions:
+            for node_id in {*partition.replicas, *partition.voters}:
+                look.held[node_id] = look.held.get(node_id, 0) + 1
         await turns.pause()
-    return rows
+    return look
+
+
+def _removals(node: Node) -> list[dict[str, Any]]:
+    """Orders to delete that were not confirmed yet."""
+    removals = node.control.engine.image.removals
+    rows = [
+        {"topic": one.topic, "partition": one.group.partition, "nodes": list(one.nodes)}
+        for one in removals.values()
+    ]
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"]))[:REMOVALS_MAX]
 
 
 def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, Any]:
+    troubles = _troubles(node, partition, replica)
     return {
         "topic": partition.name.topic,
         "partition": partition.index,
@@ -231,10 +281,77 @@ def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, 
             }
             for follower in replica.catching_up()
         ],
+        "leaderless_ms": _leaderless_ms(node, partition),
+        "lagging": _lagging(replica),
+        "min_insync_replicas": partition.settings.min_insync_replicas,
+        "open_transaction": _open_transaction(node, partition, replica),
+        **_wish(node, partition),
         "damaged": [list(span) for span in replica.damaged()],
         "failure": replica.failure,
-        "troubles": diagnose(node, partition, replica),
+        "troubles": [trouble.text for trouble in troubles],
+        "kinds": [trouble.kind for trouble in troubles],
     }
+
+
+def _leaderless_ms(node: Node, partition: Partition) -> int | None:
+    """For how long this replica has known of no leader; None while it knows one."""
+    assert isinstance(partition, LedPartition)
+    since_ms = partition.role_watch.leaderless_since_ms
+    return None if since_ms is None else round(node.plane.clock.monotonic_ms() - since_ms)
+
+
+def _lagging(replica: Replica) -> list[dict[str, Any]]:
+    """Voters that this leader does not count as in sync, and for how long that was so."""
+    in_sync = replica.in_sync_replicas()
+    rows = []
+    for voter in replica.voters if replica.is_leader else ():
+        if voter not in in_sync:
+            lag_ms = replica.lag_ms_of(voter)
+            rows.append(
+                {"node_id": voter.node_id, "lag_ms": None if lag_ms is None else round(lag_ms)}
+            )
+    return rows
+
+
+def _open_transaction(node: Node, partition: Partition, replica: Replica) -> dict[str, Any] | None:
+    """What holds readers of committed records back, where anything does; only a leader tells."""
+    held = partition.producers.oldest_open if replica.is_leader else None
+    if held is None:
+        return None
+    producer_id, producer = held
+    one = node.engine.image.transactions.of_producer(producer_id)
+    row = {
+        "first_offset": producer.open_since,
+        "producer_id": producer_id,
+        "epoch": producer.epoch,
+        "transactional_id": None,
+    }
+    if one is None or one.records_producer_id != producer_id or one.state.may_begin:
+        return row
+    open_ms = max(0, round(node.plane.clock.wall_ms()) - one.started_at_ms)
+    return {
+        **row,
+        "transactional_id": one.transactional_id,
+        "state": one.state.label,
+        "open_ms": None if one.started_at_ms == UNDATED else open_ms,
+        "timeout_ms": one.timeout_ms,
+    }
+
+
+def _wish(node: Node, partition: Partition) -> dict[str, Any]:
+    """Which nodes should hold it, as metadata says, and what is to change."""
+    known = node.engine.image.partition(partition.name)
+    if known is None:
+        return {"replicas": [], "move": None}
+    move = None
+    if known.moving_from or known.planned or known.dismissed:
+        move = {
+            "origin": known.origin.value,
+            "from": list(known.moving_from),
+            "planned": list(known.planned),
+            "dismissed": list(known.dismissed),
+        }
+    return {"replicas": list(known.replicas), "move": move}
 
 
 async def _groups(node: Node) -> dict[str, Any]:
@@ -303,10 +420,22 @@ async def _transactions(node: Node) -> dict[str, Any]:
     }
 
 
+class Trouble(NamedTuple):
+    """One thing that keeps a partition from being led, written or fully replicated."""
+
+    kind: str
+    text: str
+
+
 def diagnose(node: Node, partition: Partition, replica: Replica) -> list[str]:
     """What keeps this partition from being led, written or fully replicated."""
+    return [trouble.text for trouble in _troubles(node, partition, replica)]
+
+
+def _troubles(node: Node, partition: Partition, replica: Replica) -> list[Trouble]:
     if replica.failure is not None:
-        return [f"replica on node {node.node_id} stopped: {replica.failure}"]
+        text = f"replica on node {node.node_id} stopped: {replica.failure}"
+        return [Trouble("stopped", text)]
     found = [*_of_replica(node, replica)]
     if replica.is_leader:
         found += _of_leader(node, partition, replica)
@@ -315,59 +444,69 @@ def diagnose(node: Node, partition: Partition, replica: Replica) -> list[str]:
     return found
 
 
-def _of_replica(node: Node, replica: Replica) -> Iterator[str]:
+def _of_replica(node: Node, replica: Replica) -> Iterator[Trouble]:
     own, core = node.node_id, replica.core
     for start, end in replica.damaged():
-        yield f"offsets [{start}, {end}) are damaged on node {own}: waits for repair from peers"
+        text = f"offsets [{start}, {end}) are damaged on node {own}: waits for repair from peers"
+        yield Trouble("damaged", text)
     if replica.self_id not in replica.configuration.members:
-        yield f"node {own} is no member under its present storage: waits to be admitted"
+        text = f"node {own} is no member under its present storage: waits to be admitted"
+        yield Trouble("no member", text)
     elif replica.self_id not in replica.voters:
-        yield f"node {own} is a learner: it votes once it has caught up"
+        yield Trouble("learner", f"node {own} is a learner: it votes once it has caught up")
     if core.claimed_end_floor:
-        yield (
+        text = (
             f"node {own} lost or damaged bytes that it had promised: it votes for longer logs only"
         )
+        yield Trouble("lost bytes", text)
     if core.is_term_absurd:
-        yield (
+        text = (
             f"node {own} is at leader epoch {core.term}, its log at {core.epochs.last_term}: no "
             "election can have led there, and peers do not believe it; see `raftmq recover "
             "--reset-term`"
         )
+        yield Trouble("absurd epoch", text)
     if node.events.is_disk_full:
-        yield f"the disk of node {own} is full: produces are refused"
+        yield Trouble("disk full", f"the disk of node {own} is full: produces are refused")
     if node.events.is_disk_stuck:
-        yield f"the disk of node {own} does not answer: a flush has not come back"
+        text = f"the disk of node {own} does not answer: a flush has not come back"
+        yield Trouble("disk stuck", text)
 
 
-def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[str]:
+def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[Trouble]:
     if not replica.is_writable:
-        yield f"leader {node.node_id} waits for a majority to flush the entry of its election"
+        text = f"leader {node.node_id} waits for a majority to flush the entry of its election"
+        yield Trouble("new leader", text)
     in_sync = sorted(r.node_id for r in replica.in_sync_replicas())
     wanted = partition.settings.min_insync_replicas
     if len(in_sync) < wanted:
-        yield f"acks=all is refused: in sync are {in_sync}, min.insync.replicas is {wanted}"
+        text = f"acks=all is refused: in sync are {in_sync}, min.insync.replicas is {wanted}"
+        yield Trouble("too few in sync", text)
     assigned = node.engine.image.partition(partition.name)
     members = [member.node_id for member in replica.configuration.members]
     wished = () if assigned is None else assigned.replicas
     waiting = sorted(n for n in wished if n not in members)
     if waiting:
-        yield f"nodes {waiting} should hold it and were not admitted yet"
+        text = f"nodes {waiting} should hold it and were not admitted yet"
+        yield Trouble("not admitted", text)
     short = sorted(v.node_id for v in replica.voters if v not in replica.in_sync_replicas())
     if short and replica.is_writable:
         gone = missing(node, [NodeId(n) for n in short])
         if gone:
-            yield f"out of sync: nodes {gone} do not answer"
+            yield Trouble("out of sync", f"out of sync: nodes {gone} do not answer")
 
 
-def _no_leader(node: Node, replica: Replica) -> str:
+def _no_leader(node: Node, replica: Replica) -> Trouble:
     voters = [voter.node_id for voter in replica.voters]
     gone = missing(node, voters)
     reached = len(voters) - len(gone)
     if reached <= len(voters) // 2:
-        return (
+        text = (
             f"no quorum: {reached} of voters {voters} are there, node {node.node_id} misses {gone}"
         )
-    return f"no leader: an election is under way among voters {voters}"
+        return Trouble("no quorum", text)
+    text = f"no leader: an election is under way among voters {voters}"
+    return Trouble("election", text)
 
 
 def missing(node: Node, node_ids: list[NodeId]) -> list[int]:

@@ -320,6 +320,11 @@ class ProducerStateTable:
             return producer.open_since
         return None
 
+    @property
+    def oldest_open(self) -> tuple[ProducerId, Producer] | None:
+        """Whose transaction has been open for longest, as offsets go; None: no one's."""
+        return next(iter(self._open.items()), None)
+
     def settle(self, end: Offset) -> None:
         """All below is committed, markers among it, and nobody reads less than that any more."""
         ended = self._ended

@@ -96,6 +96,13 @@ class InSyncTracker:
         follower = self._followers.get(replica)
         return follower is not None and now_ms - follower.caught_up_ms <= lag_ms_max
 
+    def lag_ms(self, replica: ReplicaId, now_ms: float) -> float | None:
+        """How long ago it was caught up; None: never, in this leadership."""
+        follower = self._followers.get(replica)
+        if follower is None or follower.caught_up_ms == float("-inf"):
+            return None
+        return now_ms - follower.caught_up_ms
+
 
 @define(slots=True, eq=False)
 class _Barrier:

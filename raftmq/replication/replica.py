@@ -918,6 +918,10 @@ class Replica:
         """True when a follower or learner had everything within that time."""
         return self._in_sync.is_in_sync(follower, self._clock.monotonic_ms(), lag_ms_max)
 
+    def lag_ms_of(self, follower: ReplicaId) -> float | None:
+        """For how long it has not had everything; None: it never had, under this leader."""
+        return self._in_sync.lag_ms(follower, self._clock.monotonic_ms())
+
     def follow_target_membership(self, target: Callable[[], TargetMembership | None]) -> None:
         """While this replica leads, change members towards what `target()` returns."""
         self._membership.target = target

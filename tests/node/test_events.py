@@ -117,6 +117,36 @@ def change(node: FakeNode, watch: RoleWatch, role: Role, term: int, leader: int 
     return logs
 
 
+def test_it_is_remembered_since_when_a_replica_has_no_leader() -> None:
+    node, watch = FakeNode(), RoleWatch(3.0)
+    change(node, watch, Role.PRE_CANDIDATE, 4, None)
+    assert watch.leaderless_since_ms == 3.0
+    change(node, watch, Role.FOLLOWER, 5, 2)
+    assert watch.leaderless_since_ms is None
+    node.clock.now_ms += 100.0
+    change(node, watch, Role.PRE_CANDIDATE, 5, None)
+    began_ms = node.clock.now_ms
+    node.clock.now_ms += 100.0
+    change(node, watch, Role.CANDIDATE, 6, None)
+    assert watch.leaderless_since_ms == began_ms
+
+
+def test_it_is_remembered_since_when_a_broker_is_fenced() -> None:
+    node = FakeNode()
+
+    def image(*, is_fenced: bool) -> Any:
+        broker = SimpleNamespace(is_fenced=is_fenced, epoch=4)
+        return SimpleNamespace(brokers={NodeId(2): broker})
+
+    node.events._image_changed(image(is_fenced=False), image(is_fenced=True))
+    node.clock.now_ms += 300.0
+    node.events._image_changed(image(is_fenced=True), image(is_fenced=True))
+    assert node.events.fenced_ms(NodeId(2)) == 300
+    assert node.events.fenced_ms(NodeId(1)) is None
+    node.events._image_changed(image(is_fenced=True), image(is_fenced=False))
+    assert node.events.fenced_ms(NodeId(2)) is None
+
+
 def test_roles_are_told_and_counted() -> None:
     node, watch = FakeNode(), RoleWatch()
     where = {"topic": "t", "partition": 0}

@@ -172,8 +172,11 @@ def test_an_open_transaction_keeps_its_producer() -> None:
     add(table, header(-1, pid=-1, epoch=-1, time=1_000_000))
     assert table.get(1) is not None
     assert table.first_open_offset == 0
+    assert table.oldest_open is not None
+    assert table.oldest_open[1].open_since == 0
     add(table, header(-1, 1, time=1_000_000, attributes=0x30))
     assert table.first_open_offset is None
+    assert table.oldest_open is None
     add(table, header(-1, pid=-1, epoch=-1, time=3_000_000))
     assert table.get(1) is None
 

@@ -81,3 +81,12 @@ def test_what_is_forgotten() -> None:
     tracker.reset()
     tracker.vouch(again, 5_000)
     assert not tracker.is_in_sync(again, 5_000, LAG_MS)
+
+
+def test_a_lag_is_known_once_a_follower_had_everything() -> None:
+    tracker = InSyncTracker(LAG_MS)
+    assert tracker.lag_ms(A, 0.0) is None
+    tracker.observe(A, RaftIndex(3), RaftIndex(7), 10.0)
+    assert tracker.lag_ms(A, 20.0) is None
+    tracker.observe(A, RaftIndex(7), RaftIndex(7), 30.0)
+    assert tracker.lag_ms(A, 50.0) == 20.0
