@@ -418,7 +418,7 @@ class Reassignment:
 
 
 def reassignment_of(partition: PartitionImage, voters: Sequence[NodeId]) -> Reassignment | None:
-    """The move of a partition that is planned or under way; None where no replica comes or goes.
+    """The move of a partition that is planned or under way; None where only their order changes.
 
     `adding` is what a cancelled move would not have, so that the others are as many as clients may
     expect to be in sync. Only those that still vote are left to go.
@@ -427,8 +427,8 @@ def reassignment_of(partition: PartitionImage, voters: Sequence[NodeId]) -> Reas
         return None
     target = partition.planned or partition.replicas
     before = partition.moving_from or partition.replicas
+    if sorted(before) == sorted(target) == sorted(partition.replicas):
+        return None
     adding = tuple(sorted(node_id for node_id in target if node_id not in before))
     removing = tuple(sorted(node_id for node_id in voters if node_id not in target))
-    if not removing and all(node_id in voters for node_id in target):
-        return None
     return Reassignment((*target, *removing), adding, removing)

@@ -149,6 +149,30 @@ def test_refusals_have_kafkas_names(driver: Driver, bootstrap: str, topic: str) 
             assert caught.value.outcome is Outcome.FAILED
 
 
+def test_a_partition_moves_and_there_is_no_move_to_cancel_then(
+    driver: Driver, bootstrap: str
+) -> None:
+    topic = f"moved-{time.time_ns()}"
+    key = TopicPartition(topic, 0)
+    with driver.admin(bootstrap) as admin:
+        admin.create_topic(topic, 1, 2)
+        with driver.producer(bootstrap) as producer:
+            producer.send(topic, b"x", partition=0).result(30)
+        before = admin.topic(topic).partitions[0].replicas
+        (third,) = {broker.node_id for broker in admin.brokers()} - set(before)
+        target = (third, before[0])
+        refused = admin.alter_partition_reassignments({key: [third]}, allow_factor_change=False)
+        assert refused[key].code is ErrorCode.INVALID_REPLICATION_FACTOR
+        assert admin.alter_partition_reassignments({key: target}) == {key: None}
+        wait_until(lambda: not admin.list_partition_reassignments([key]), 60, "it has moved")
+        wait_until(
+            lambda: tuple(admin.topic(topic).partitions[0].replicas) == target, 30, "all know"
+        )
+        (again,) = admin.alter_partition_reassignments({key: None}).values()
+        assert again.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    assert read_all(driver, bootstrap, topic, 1) == [(0, 0, b"x")]
+
+
 @pytest.mark.parametrize(
     ("driver", "how"),
     [("blocking", signal.SIGKILL), ("trio", signal.SIGSTOP), ("asyncio", signal.SIGKILL)],

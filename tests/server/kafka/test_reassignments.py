@@ -211,7 +211,7 @@ SHOWN: dict[str, tuple[dict[str, tuple[NodeId, ...]], tuple[NodeId, ...], Reassi
     "done but for the report": (
         {"replicas": nodes(2, 3, 4), "moving_from": THREE},
         nodes(2, 3, 4),
-        None,
+        Reassignment(nodes(2, 3, 4), nodes(4), ()),
     ),
     "nothing goes, one learns": (
         {"replicas": nodes(2, 3, 4), "moving_from": THREE},
@@ -231,7 +231,7 @@ SHOWN: dict[str, tuple[dict[str, tuple[NodeId, ...]], tuple[NodeId, ...], Reassi
     "factor down, done but for the report": (
         {"replicas": nodes(1), "moving_from": THREE},
         nodes(1),
-        None,
+        Reassignment(nodes(1), (), ()),
     ),
     "another order": ({"planned": nodes(3, 2, 1)}, THREE, None),
     "changed on the way, the first one votes": (
@@ -244,7 +244,12 @@ SHOWN: dict[str, tuple[dict[str, tuple[NodeId, ...]], tuple[NodeId, ...], Reassi
         THREE,
         Reassignment(nodes(2, 3, 5, 1), nodes(5), nodes(1)),
     ),
-    "on its way back": (
+    "to be brought back before anything was done": (
+        {"replicas": nodes(2, 3, 4), "moving_from": THREE, "planned": THREE},
+        THREE,
+        Reassignment(THREE, (), ()),
+    ),
+    "to be brought back": (
         {"replicas": nodes(2, 3, 4), "moving_from": THREE, "planned": THREE},
         nodes(1, 2, 3, 4),
         Reassignment(nodes(1, 2, 3, 4), (), nodes(4)),
