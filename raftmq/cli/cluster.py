@@ -42,6 +42,7 @@ from raftmq.cli.picture import (
     take_picture,
 )
 from raftmq.errors import ErrorCode
+from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import FeaturesInfo, QuorumInfo
 from raftmq_client.core.metadata import ClusterInfo
@@ -146,7 +147,7 @@ def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str
         ):
             while True:
                 info = admin.cluster()
-                offline, under = _troubles(info)
+                offline, under = _troubles(info, finder)
                 if (offline or under) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
                     continue
@@ -316,10 +317,14 @@ def _feature_rows(info: FeaturesInfo, told: Mapping[int, FeaturesInfo]) -> list[
 
 
 def _troubles(
-    info: ClusterInfo,
+    info: ClusterInfo, finder: Admin
 ) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    """(partitions without a live leader, those short of replicas in sync)."""
+    """(partitions without a live leader, those short of replicas in sync).
+
+    As in Kafka, replicas that a move adds need not be in sync yet.
+    """
     alive = {broker.node_id for broker in info.brokers}
+    coming = _coming(info, finder)
     offline: list[tuple[object, ...]] = []
     under: list[tuple[object, ...]] = []
     for topic in info.topics:
@@ -333,9 +338,26 @@ def _troubles(
             )
             if item.leader not in alive:
                 offline.append(row)
-            elif len(item.in_sync) < len(item.replicas):
+            elif len(item.in_sync) < len(item.replicas) - coming.get(row[:2], 0):
                 under.append(row)
     return offline, under
+
+
+def _coming(info: ClusterInfo, finder: Admin) -> dict[tuple[object, ...], int]:
+    """How many replicas are being added to partitions that have fewer in sync."""
+    short = [
+        TopicPartition(topic.name, item.partition)
+        for topic in info.topics
+        for item in topic.partitions
+        if len(item.in_sync) < len(item.replicas)
+    ]
+    if not short:
+        return {}
+    try:
+        moves = finder.list_partition_reassignments(short)
+    except ClientError:
+        return {}  # nobody knows: they are shown
+    return {tuple(key): len(move.adding) for key, move in moves.items()}
 
 
 def _quorum_rows(quorum: QuorumInfo) -> list[tuple[object, ...]]:

@@ -302,6 +302,20 @@ def test_the_cluster_is_described(call: Call, broker: FakeBroker) -> None:
     assert node["Controller"] is True
 
 
+def test_replicas_that_a_move_adds_need_not_be_in_sync(call: Call, broker: FakeBroker) -> None:
+    """As `kafka-topics --under-replicated-partitions` counts."""
+    broker.make_topic("t", 2)
+    broker.moves["t", 1] = [2, 3]
+
+    def under() -> list[int]:
+        told = json.loads(call("cluster", "status", "--json").stdout)
+        return [row["Partition"] for row in told["UnderReplicatedPartitions"]]
+
+    assert under() == []
+    broker.fault(ApiKey.LIST_PARTITION_REASSIGNMENTS, "refuse", ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert under() == [1], "nobody could say why"
+
+
 def test_bench_measures_and_cleans_up(call: Call, broker: FakeBroker) -> None:
     done = call("bench", "-c", "50", "-s", "10", "--json")
     assert done.exit_code == 0, done.output

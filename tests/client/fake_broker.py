@@ -303,7 +303,7 @@ class FakeBroker(Transactions):
                     partition_index=partition,
                     leader_id=NODE_ID,
                     leader_epoch=0,
-                    replica_nodes=[NODE_ID],
+                    replica_nodes=[*self.moves.get((name, partition), ()), NODE_ID],
                     isr_nodes=[NODE_ID],
                 )
                 for topic, partition in sorted(self.logs)

@@ -202,6 +202,8 @@ class Some:
 
 
 class FakeNode:
+    moving_from: tuple[int, ...] = ()
+
     def __init__(self, partitions: int, rows_max: int) -> None:
         self.config = NodeConfig(node_id=1, data=".", metrics_partitions_max=rows_max)
         settings = SimpleNamespace(min_insync_replicas=1)
@@ -229,7 +231,7 @@ class FakeNode:
             counts[name.topic].messages_in = number
         self.partitions = SimpleNamespace(rows=lambda: rows, topic_counts=counts)
         self.broker = SimpleNamespace(metrics=ServerCounts())
-        assigned = SimpleNamespace(replicas=(1, 2, 3, 4))
+        assigned = SimpleNamespace(replicas=(1, 2, 3, 4), moving_from=self.moving_from)
         image = SimpleNamespace(partition=lambda name: assigned if name.topic == "t0001" else None)
         self.engine = SimpleNamespace(image=image)
 
@@ -268,6 +270,15 @@ async def test_what_is_too_much_is_summed(monkeypatch: pytest.MonkeyPatch) -> No
     assert page.value("raftmq_partitions") == 10
     assert page.value("raftmq_partitions_under_replicated") == 10
     assert page.value("raftmq_parked_produces") == 10
+
+
+async def test_replicas_that_a_move_adds_need_not_be_in_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for moving_from, wanted in (((), 4), ((1, 2, 3), 3), ((4, 5, 6), 3), ((1, 2, 3, 4, 5), 4)):
+        monkeypatch.setattr(FakeNode, "moving_from", moving_from)
+        page = await scraped(FakeNode(2, 4), monkeypatch)
+        assert page.value("raftmq_partition_replicas", topic="t0001") == wanted, moving_from
 
 
 async def test_a_large_scrape_gives_the_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from attrs import define
 
 from raftmq.foreign import visible
 from raftmq.log.reader import TimestampJob
+from raftmq.metadata.image import PartitionImage
 from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 from raftmq.ports import DiskError
 from raftmq.types import Offset, RaftGroupId
@@ -173,8 +174,7 @@ def _collect_partitions(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]
     rest: list[float | None] = [None] * len(_TABLE)
     for number, (partition, replica) in enumerate(rows):
         in_sync = len(replica.in_sync_replicas()) if replica.is_leader else -1
-        assigned = image.partition(partition.name)
-        wanted = max(len(replica.voters), 0 if assigned is None else len(assigned.replicas))
+        wanted = max(len(replica.voters), _lasting(image.partition(partition.name)))
         view = View(partition, replica, wanted, in_sync)
         _add_to_sums(sums, view)
         values = [read(view) for _, read in _TABLE]
@@ -196,6 +196,14 @@ def _collect_partitions(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]
         scrape[metric].add((), sums[key])
     scrape[PARTITIONS_LEFT_OUT].add((), max(0, len(rows) - rows_max))
     yield None
+
+
+def _lasting(partition: PartitionImage | None) -> int:
+    """How many replicas should be in sync whatever moves: those that a move adds are no lack."""
+    if partition is None:
+        return 0
+    before = partition.moving_from or partition.replicas
+    return sum(node_id in before for node_id in partition.replicas)
 
 
 def _add_to_sums(sums: dict[str, int], view: View) -> None:
