@@ -2,7 +2,10 @@ module transactions
 
 go 1.26.0
 
-require github.com/twmb/franz-go v1.22.3
+require (
+	github.com/twmb/franz-go v1.22.3
+	github.com/twmb/franz-go/pkg/kadm v1.20.0
+)
 
 require (
 	github.com/klauspost/compress v1.20.3 // indirect

@@ -75,6 +75,8 @@ func obey(a asked) ([]string, error) {
 		return read(a)
 	case "copy":
 		return nil, copyAll(a)
+	case "reassign", "cancel", "moves":
+		return administer(a)
 	}
 	return nil, fmt.Errorf("no such command: %s", a.Do)
 }
