@@ -106,6 +106,10 @@ class NodeConfig:
         "listener's; the same list on every node. Empty: a cluster of this node alone.",
         default=(),
     )
+    takes_data_at_once: bool = _key(
+        "A node that joins and is not among `peers` takes data without `raftmq node add`.",
+        default=False,
+    )
     metadata_engine: str = _key(
         "The engine that replicates metadata: raft, or pysyncobj (a reference, loses data; "
         "loopback only).",
@@ -401,6 +405,8 @@ def _read(name: str, value: Any, origin: str) -> Any:
             return _read_data(value)
         if name in _TEXTS:
             return str(value)
+        if name == "takes_data_at_once":
+            return _yes_or_no(value)
         return _whole(value)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"key {name!r}: cannot use {value!r} ({error}){origin}") from error
@@ -415,6 +421,13 @@ def _whole(value: Any) -> int:
         return int(str(value))
     except ValueError:
         raise ValueError("not a whole number") from None
+
+
+def _yes_or_no(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError("neither true nor false")
+    return text == "true"
 
 
 def _read_data(value: Any) -> Path:

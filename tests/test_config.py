@@ -39,6 +39,16 @@ def test_file_then_variables_then_flags() -> None:
     assert config.defaults == {"num.partitions": "3", "auto.create.topics.enable": "false"}
 
 
+def test_true_and_false() -> None:
+    known = "node_id = 1\ndata = 'd'\n"
+    assert not load_config(known).takes_data_at_once
+    assert load_config(known + "takes_data_at_once = true").takes_data_at_once
+    variables = {"RAFTMQ_TAKES_DATA_AT_ONCE": "true"}
+    assert load_config(known, environment=variables).takes_data_at_once
+    with pytest.raises(ConfigError, match="neither true nor false"):
+        load_config(known + "takes_data_at_once = 1")
+
+
 def test_lists_and_tables_come_as_json_in_variables() -> None:
     config = load_config(
         "node_id = 1\ndata = 'd'",

@@ -114,6 +114,8 @@ class Node:
             "log_format": "json",
         }
         lines = [f"node_id = {self.node_id}", f"peers = [{', '.join(peers)}]"]
+        if self not in cluster.voters:
+            lines.append("takes_data_at_once = true")
         lines += [f"{key} = {json.dumps(value)}" for key, value in texts.items()]
         lines.append("[defaults]")
         lines += [f'"{key}" = {json.dumps(value)}' for key, value in cluster.defaults.items()]

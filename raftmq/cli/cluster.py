@@ -34,6 +34,7 @@ from raftmq.cli.common import (
 from raftmq.cli.configs import cluster_config_app
 from raftmq.cli.console import clear_screen, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.node_changes import DryRun, NoWait, Voters, change_voters
 from raftmq.cli.picture import (
     CATCH_UP_COLUMNS,
     NODE_COLUMNS,
@@ -215,14 +216,22 @@ def _as_dicts(
 @cluster_app.command("quorum")
 @cluster_app.command("describe")
 def quorum(
+    voters: Voters = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,
 ) -> None:
     """Show the metadata group: its leader, voters, observers and how far they are.
 
-    Examples: raftmq cluster quorum
+    With --voters another number of nodes votes from now on, by steps with a live majority each.
+
+    Examples: raftmq cluster quorum; raftmq cluster quorum --voters 5 --dry-run
     """
+    if voters is not None:
+        change_voters(voters, bootstrap, timeout, dry_run=dry_run, no_wait=no_wait, as_json=as_json)
+        return
     with reported(), open_admin(bootstrap, timeout) as admin:
         info = admin.cluster([])
         try:

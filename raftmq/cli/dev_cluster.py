@@ -289,6 +289,7 @@ class DevCluster:
                     for p in peers
                 ),
                 "]",
+                *(["takes_data_at_once = true"] if node not in self.nodes[:VOTERS_MAX] else []),
                 *(f"{key} = {json.dumps(value)}" for key, value in self.settings.items()),
                 "[defaults]",
                 *(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.defaults.items()),

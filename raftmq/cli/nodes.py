@@ -30,6 +30,16 @@ from raftmq.cli.common import (
 from raftmq.cli.configs import node_config_app
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+from raftmq.cli.node_changes import (
+    LOST_S,
+    POLL_S,
+    add,
+    cordon,
+    drain,
+    maintenance,
+    remove,
+    uncordon,
+)
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
@@ -37,6 +47,8 @@ from raftmq_client.errors import BrokerError
 
 node_app = typer.Typer(help="Nodes (brokers).", no_args_is_help=True)
 node_app.add_typer(node_config_app, name="config")
+for _change in (add, drain, remove, cordon, uncordon, maintenance):
+    node_app.command()(_change)
 
 NODE_COLUMNS: Final = (
     "NodeId",
@@ -50,9 +62,6 @@ NODE_COLUMNS: Final = (
     "Leaders",
     "Replicas",
 )
-POLL_S: Final = 0.25
-LOST_S: Final = 30.0
-"""When no node has answered for so long it is not known how far the replacement is."""
 
 
 @node_app.command("list")
@@ -203,11 +212,16 @@ def _row(node: dict[str, Any]) -> tuple[object, ...]:
         node.get("rack"),
         node.get("storage_id"),
         node["role"],
-        node["state"],
+        _state(node),
         node["is_controller"],
         node["leaders"],
         node["replicas"],
     )
+
+
+def _state(node: dict[str, Any]) -> str:
+    wanted = node.get("node_state", "active")
+    return str(node["state"]) if wanted == "active" else f"{node['state']}, {wanted}"
 
 
 def _rows_of_cluster(admin: Admin) -> list[tuple[object, ...]]:

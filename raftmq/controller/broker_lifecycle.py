@@ -25,7 +25,7 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.metadata.commands import Endpoint, RegisterBroker
 from raftmq.metadata.engine import Forwarder, MetadataEngine
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import NodeId, ReplicaId
@@ -50,6 +50,8 @@ class BrokerInfo:
     Attributes:
         recoveries: how often a lost majority was recovered from this node's data.
         replicas_max: how many partition replicas it has room for; 0: unknown.
+        takes_no_data: if the cluster does not know it yet, it joins as new: it takes no data until
+            an operator adds it.
     """
 
     replica_id: ReplicaId
@@ -59,6 +61,16 @@ class BrokerInfo:
     features: tuple[str, ...] = ()
     recoveries: int = 0
     replicas_max: int = 0
+    takes_no_data: bool = False
+
+
+def removal_text(node_id: NodeId) -> str:
+    """What a node is told that comes back after it was removed."""
+    return (
+        f"node {node_id} was removed from this cluster (`raftmq node remove {node_id}`). Do not "
+        "start it again with this data; with an empty data folder it joins anew, as a node that "
+        "holds nothing"
+    )
 
 
 class BrokerLifecycle:
@@ -91,7 +103,7 @@ class BrokerLifecycle:
         """Why the cluster refuses this node, if so: other cluster id, its number is taken, or it
         does not support a level that the cluster has."""
         self.is_replaced = False
-        """Another node took this one's place: it will never be ready."""
+        """Another node took this one's place, or it was removed: it will never be ready."""
         self._unled_since_ms = clock.monotonic_ms()
         self.is_draining = False
         self.has_full_disk = False
@@ -101,12 +113,14 @@ class BrokerLifecycle:
         self._drained: Promise[None] | None = None
         self._is_registering = False
         self._register_at_ms = 0.0
+        self._knows_level = not info.takes_no_data
         self._join_at_ms = 0.0
         self._join_turn = 0
         self._beat_at_ms = 0.0
         self._beat_began_ms = -1.0
         self._beat_round = 0
         self._reported_version = -1
+        self._is_doubted = False  # by the controller, which knows another registration or none
         self._contact_ms = clock.monotonic_ms()
         self._ready_callbacks: list[Callable[[], None]] = []
         self._was_ready = False
@@ -173,7 +187,7 @@ class BrokerLifecycle:
         now_ms = self._clock.monotonic_ms()
         if not self._is_member():
             self._join(now_ms)
-        elif self.broker_epoch < 0:
+        elif self.broker_epoch < 0 or self._is_doubted or self.is_isolated:
             self._ask_membership(now_ms)
         if self.broker_epoch < 0:
             self._register(now_ms)
@@ -187,6 +201,10 @@ class BrokerLifecycle:
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if before.structure_version == after.structure_version:
             return
+        own = self._info.replica_id
+        if own.storage_id in after.removed.get(own.node_id, ()):
+            self.is_replaced = True
+            self.refusal = removal_text(own.node_id)
         self._beat_at_ms = 0.0
         if self._beat_began_ms < 0 and self.broker_epoch >= 0:
             self._send_heartbeat(self._clock.monotonic_ms())
@@ -229,7 +247,7 @@ class BrokerLifecycle:
             if reply is None:
                 return
             if reply.code is not ErrorCode.NOT_CONTROLLER:
-                if is_member:
+                if is_member or reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED:
                     self._learn_membership(reply)
                 return
             if is_hint:
@@ -244,8 +262,9 @@ class BrokerLifecycle:
 
     def _ask_membership(self, now_ms: float) -> None:
         """This node's log says that it is a member, but no leader is heard: the node may have been
-        replaced while it was down, and then no leader ever will send to it."""
-        if self._engine.controller_id is not None:
+        replaced or removed while it was down or cut off, and then no leader ever will send to
+        it."""
+        if self._engine.controller_id is not None and self.broker_epoch < 0:
             self._unled_since_ms = now_ms
             return
         if now_ms < max(self._join_at_ms, self._unled_since_ms + UNLED_MS):
@@ -258,19 +277,23 @@ class BrokerLifecycle:
             self._ask_to_join(others[self._join_turn % len(others)], is_member=True)
 
     def _learn_membership(self, reply: Reply) -> None:
-        if self.broker_epoch >= 0 or reply.code is ErrorCode.NONE:
+        is_over = reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+        if reply.code is ErrorCode.NONE or (self.broker_epoch >= 0 and not is_over):
             return
         if reply.code is ErrorCode.INELIGIBLE_REPLICA:
             # What made it a member was not committed before its leader was lost: it joins anew.
             self._ask_to_join(reply.controller_id)
             return
-        self.is_replaced = reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+        self.is_replaced = is_over
         self.refusal = reply.message
 
     def _register(self, now_ms: float) -> None:
         if self._is_registering or now_ms < self._register_at_ms or self.is_draining:
             return
         self._is_registering = True
+        if not self._knows_level:
+            self._learn_level()
+            return
         info = self._info
         command = RegisterBroker(
             node_id=info.replica_id.node_id,
@@ -280,6 +303,7 @@ class BrokerLifecycle:
             endpoints=info.endpoints,
             features=info.features,
             recoveries=info.recoveries,
+            takes_no_data=info.takes_no_data and self._engine.image.level >= LEVEL_OF_MOVES,
         )
 
         def done(promise: Promise[Any]) -> None:
@@ -301,6 +325,18 @@ class BrokerLifecycle:
                 self.refusal = str(promise.error)
 
         self._engine.propose(command).when_done(done)
+
+    def _learn_level(self) -> None:
+        """Wait for the state of now: an empty image would say that the cluster is at level 1, and
+        at that level there are no new nodes."""
+
+        def done(promise: Promise[None]) -> None:
+            self._is_registering = False
+            self._knows_level = promise.error is None
+            if promise.error is not None:
+                self._register_at_ms = self._clock.monotonic_ms() + RETRY_MS
+
+        self._engine.read_barrier().when_done(done)
 
     # ---- heartbeats ----
 
@@ -338,7 +374,8 @@ class BrokerLifecycle:
             self._beat_at_ms = min(self._beat_at_ms, now_ms + RETRY_MS / 4)
             return
         self._contact_ms = now_ms
-        if reply.code is ErrorCode.STALE_BROKER_EPOCH:
+        self._is_doubted = reply.code is ErrorCode.STALE_BROKER_EPOCH
+        if self._is_doubted:
             self._check_registration()
         elif self._reported_version != self._engine.image.structure_version:
             self._send_heartbeat(now_ms)

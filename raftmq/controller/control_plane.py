@@ -19,6 +19,7 @@ from raftmq.controller.broker_lifecycle import (
     BrokerInfo,
     BrokerLifecycle,
     LearnAddress,
+    removal_text,
 )
 from raftmq.controller.controller import Controller, ControllerConfig
 from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
@@ -264,8 +265,8 @@ class ControlPlane:
             learn_address=learn_address,
         )
         self.turned_away: dict[NodeId, str] = {}
-        """Replaced nodes that came back to this controller with their old data, and the refusal
-        that each was given."""
+        """Replaced and removed nodes that came back to this controller with their old data, and the
+        refusal that each was given."""
         self.leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -451,8 +452,12 @@ class ControlPlane:
     # ---- inside ----
 
     def _admit(self, request: AdmissionRequest) -> Reply:
-        if request.is_member and self.engine.is_leader:
-            return self._membership_of(request.node_id)
+        if self.engine.is_leader:
+            storages = self.engine.image.removed.get(request.node_id, ())
+            if request.storage_id in storages:
+                return self._turn_away(request.node_id, removal_text(request.node_id))
+            if request.is_member:
+                return self._membership_of(request.node_id)
         try:
             if request.is_member:
                 raise KafkaError(code=ErrorCode.NOT_CONTROLLER)
@@ -478,6 +483,9 @@ class ControlPlane:
             f"{row.new_id}`) while it was away: the cluster goes on without its data. Do not start "
             "it again; with an empty data folder it joins anew, as a node that holds nothing"
         )
+        return self._turn_away(node_id, text)
+
+    def _turn_away(self, node_id: NodeId, text: str) -> Reply:
         self.turned_away[node_id] = text
         return Reply(ErrorCode.BROKER_ID_NOT_REGISTERED, self.node_id, message=text)
 

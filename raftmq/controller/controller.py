@@ -27,6 +27,7 @@ from attrs import define, field, frozen
 from raftmq.controller.leaders import Evacuation, LeaderBalance, LeaderRow, LeaderTable
 from raftmq.controller.mover import Mover
 from raftmq.controller.moves import Figures, Survey, figures
+from raftmq.controller.node_changes import drain_steps, plan_change
 from raftmq.controller.replacement import plan_replacement
 from raftmq.controller.topic_validation import (
     NO_ID,
@@ -669,7 +670,12 @@ class Controller:
         if isinstance(request, UpdateFeaturesCall):
             update, rows = plan_features(image, self.config.supported, request)
             return update, lambda _result: rows
-        if isinstance(request, ChangeNodesCall | BalanceCall):
+        if isinstance(request, ChangeNodesCall):
+            engine = self._engine
+            known = engine.configuration, engine.first_voters
+            change, rows = plan_change(image, *known, request, self._moves_of, self._node_id)
+            return change, lambda _result: rows
+        if isinstance(request, BalanceCall):
             verdict = Outcome(
                 name="verdict",
                 code=ErrorCode.UNSUPPORTED_VERSION,
@@ -686,6 +692,10 @@ class Controller:
         if isinstance(request, PlanMovesCall):
             return self._plan_moves(image, request)
         return self._plan_configs(image, request)
+
+    def _moves_of(self, image: MetadataImage, node_ids: Sequence[NodeId]) -> list[str]:
+        """Which replicas the state `image` moves off these nodes."""
+        return drain_steps(image, self._leaders, self.mover.bounds, node_ids)
 
     def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:
         taken = {name.replace(".", "_"): name for name in sorted(image.topics)}

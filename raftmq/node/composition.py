@@ -78,6 +78,8 @@ logger = structlog.get_logger("raftmq.node")
 
 POLL_S: Final = 0.01
 HANDOVER_POLL_S: Final = 0.002
+RESIGN_EVERY_MS: Final = 500.0
+"""How often a node that should lead nothing looks whether it leads the metadata group."""
 HANG_UP_S: Final = 0.5
 """The last part of the time of a shutdown, for answers to clients."""
 EAGER_TICKS: Final = 20
@@ -152,6 +154,7 @@ class NodeCore:
         self.metadata_log = METADATA_LOG
         self.metadata_replica: Replica | None = None
         self._eager_ticks = 0
+        self._resign_at_ms = 0.0
         self._learned: set[NodeId] = set()
 
     def compose(self, environment: Environment, journal: HardStateJournal) -> None:
@@ -353,6 +356,29 @@ class NodeCore:
         up = sum(v == self.node_id or self.plane.links.is_connected(v) for v in voters)
         return 2 * up > len(voters)
 
+    def resign(self, *, must: bool = False) -> bool:
+        """Give the metadata group another leader; True when it has one, or none is left.
+
+        A node that should lead nothing takes it only where this one `must` go.
+        """
+        replica = self.metadata_replica
+        if replica is None or not replica.is_leader:
+            return True
+        image = self.engine.image
+        live = {broker.node_id for broker in image.live_brokers()}
+        successors = [
+            voter.node_id
+            for voter in replica.in_sync_replicas()
+            if voter.node_id != self.node_id and voter.node_id in live
+        ]
+        shunned = image.shunned()
+        willing = [node_id for node_id in successors if node_id not in shunned]
+        if willing or not must:
+            successors = willing
+        if successors and not replica.is_handing_over:
+            replica.transfer_leadership(successors[0])
+        return not successors
+
     def _first_voters(self) -> list[NodeId]:
         return [NodeId(peer.id) for peer in self.config.peers] or [self.node_id]
 
@@ -369,6 +395,7 @@ class NodeCore:
             rack=config.rack,
             recoveries=len(folder.load_formation().recoveries),
             replicas_max=config.replicas_max,
+            takes_no_data=not (config.takes_data_at_once or self.node_id in self._first_voters()),
             features=named(self.supported),
             endpoints=tuple(
                 Endpoint(name, address.host, address.port) for name, address in addresses.items()
@@ -521,6 +548,9 @@ class NodeCore:
             # The call that met it first may have reported it to its own client only.
             self.plane.fail(_unapplied(self.machine.failure))
             return
+        if self.control.lifecycle.is_replaced:
+            self.plane.fail(str(self.control.lifecycle.refusal))
+            return
         replica = self.metadata_replica
         if replica is not None and replica.failure is not None:
             self.plane.fail(f"the metadata replica stopped: {replica.failure}")
@@ -532,8 +562,12 @@ class NodeCore:
             replica.stand()
         self.control.tick()
         self.coordinator.tick(now_ms)
-        if self.node_id in self.engine.image.shunned() and not self._is_needed():
-            self.coordinator.give_away(now_ms)
+        if self.node_id in self.engine.image.shunned():
+            if not self._is_needed():
+                self.coordinator.give_away(now_ms)
+            if now_ms >= self._resign_at_ms:
+                self._resign_at_ms = now_ms + RESIGN_EVERY_MS
+                self.resign()
         self.transaction_expiry.tick()
         self.partitions.tick(now_ms)
         self.events.tick(now_ms)
@@ -657,20 +691,7 @@ class Shutdown:
         await self._until(self._has_resigned)
 
     def _has_resigned(self) -> bool:
-        """Give the metadata group another leader; True when it has one, or none is left."""
-        node = self._node
-        replica = node.metadata_replica
-        if replica is None or not replica.is_leader:
-            return True
-        live = {broker.node_id for broker in node.engine.image.live_brokers()}
-        successors = [
-            voter.node_id
-            for voter in replica.in_sync_replicas()
-            if voter.node_id != node.node_id and voter.node_id in live
-        ]
-        if successors and not replica.is_handing_over:
-            replica.transfer_leadership(successors[0])
-        return not successors
+        return self._node.resign(must=True)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         node = self._node

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from raftmq.metadata.broker_messages import ReplaceNodeCall
+from raftmq.metadata.broker_messages import (
+    AdminRequest,
+    ChangeNodesCall,
+    FeatureRequest,
+    ReplaceNodeCall,
+    UpdateFeaturesCall,
+)
+from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL
 from tests.controller.control_world import ControlWorld
 
 SEEDS = range(4)
@@ -139,3 +148,55 @@ def test_a_voter_gone_for_good_is_replaced_under_faults(seed: int) -> None:
         for topic in node.engine.image.topics_by_id():
             for partition in topic.partitions:
                 assert gone.node_id not in partition.replicas
+
+
+def ask_until_over(world: ControlWorld, request: AdminRequest) -> Callable[[], None]:
+    """Ask random nodes for the same again and again; call what is returned to end it."""
+    is_over = False
+
+    def ask() -> None:
+        if not is_over:
+            world.schedule(400, ask)
+            node = world.random.choice(list(world.nodes.values()))
+            if node.is_up:
+                node.control.call(request)
+
+    def end() -> None:
+        nonlocal is_over
+        is_over = True
+
+    ask()
+    return end
+
+
+def raise_level(world: ControlWorld) -> None:
+    updates = (FeatureRequest(RAFTMQ_LEVEL, LEVEL_OF_MOVES),)
+    end = ask_until_over(world, UpdateFeaturesCall(updates=updates, timeout_ms=300))
+    world.run(1_500)
+    end()
+    assert all(node.engine.image.level >= LEVEL_OF_MOVES for node in world.nodes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_three_voters_become_five_and_three_again_under_faults(seed: int) -> None:
+    world = ControlWorld(4_000 + seed, observers=2)
+    world.run(2_000)
+    raise_level(world)
+    for node in world.nodes.values():
+        world.client(node)
+    for voters in (5, 3, 5, 3):
+        end = ask_until_over(world, ChangeNodesCall(voters=voters, timeout_ms=300))
+        for _ in range(3):
+            nemesis(world, wipes=False)
+            world.run(world.random.uniform(200, 900))
+        heal(world)
+        world.run(4_000)
+        end()
+        for node in world.nodes.values():
+            assert len(node.replica.configuration.voters) == voters
+            assert node.engine.image.voters_wanted == voters
+    world.is_over = True
+    world.run(4_000)
+    world.check()
+    assert world.is_converged()

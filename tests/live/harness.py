@@ -72,6 +72,7 @@ class Node:
         self.rack = rack
         self.client_port, self.peer_port, self.admin_port = free_ports(3, host)
         self.process: Child | None = None
+        self.takes_data_at_once = True
         self.environment: dict[str, str] = {"RAFTMQ_FAULTS": "1"} if cluster.faults else {}
 
     @property
@@ -107,6 +108,8 @@ class Node:
             f"peers = [{peers}]",
             'log_format = "json"',
         ]
+        if self.takes_data_at_once and self not in self.cluster.voters:
+            lines.append("takes_data_at_once = true")
         if self.rack:
             lines.append(f'rack = "{self.rack}"')
         lines += [f"{key} = {json.dumps(value)}" for key, value in self.cluster.settings.items()]
@@ -267,9 +270,10 @@ class Cluster:
             node.wait_ready()
 
     def add_node(self, rack: str | None = None) -> Node:
-        """One more node, started and ready: an observer, told of the first voters alone."""
+        """One more node, started and ready: it is told of the first voters alone, and new."""
         node_id = max(self.nodes) + 1
         node = Node(self, node_id, "127.0.0.1", self.folder / f"data-{node_id}", rack)
+        node.takes_data_at_once = False
         self.nodes[node_id] = node
         node.start()
         node.wait_ready()

@@ -106,6 +106,8 @@ def test_a_lost_majority_is_given_up_and_said_truly(tmp_path: Path) -> None:
         assert "`raftmq topic delete single`" in shown
         load.reckon(f"127.0.0.1:{survivor.client_port}").check()
         added = cluster.add_node()
+        grown = cluster.run("node", "add", str(added.node_id), "--no-wait")
+        assert grown.returncode == 0, grown.stdout + grown.stderr
         wait_until(lambda: _voters(cluster, 1) == [1, 4], 60, "voters are made up for")
         done = cluster.run("node", "replace", "2", str(added.node_id), "--wait", "5")
         assert done.returncode == 3, "a partition has no leader: it cannot end"

@@ -4,6 +4,10 @@
 `{"old_id": 1, "new_id": 4}`, with `even_if_alive` and `dry_run`, and answers when the controller
 has decided. What happens then is the cluster's work, shown by `GET /nodes`.
 
+`POST /nodes/change` takes `{"ids": [4], "change": "drain"}`, with `voters` and `dry_run`: what
+`raftmq node add`, `drain`, `remove`, `cordon` and `maintenance` ask for; `GET /moves` shows the
+moves of replicas that are planned or under way.
+
 `GET /leaders` shows every partition with its leader, preferred leader and in-sync replicas;
 `POST /leaders/transfer` takes `{"topic": "t", "partition": 0, "to": 2}` and answers when node 2
 leads, or at its timeout. A transfer is first a metadata command that puts the node in front of the
@@ -32,12 +36,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from raftmq.controller.control_plane import ControlPlane
+from raftmq.controller.moves import Bounds, Survey, move_rows
+from raftmq.controller.node_changes import changes_under_way
 from raftmq.controller.replacement import progress
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import decode_foreign
-from raftmq.metadata.broker_messages import ReplaceNodeCall
+from raftmq.metadata.broker_messages import AdminRequest, ChangeNodesCall, ReplaceNodeCall
 from raftmq.metadata.commands import ReassignPartition
 from raftmq.metadata.image import PartitionImage, TopicImage
+from raftmq.metadata.voters import metadata_target, voters_wanted
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId
@@ -113,11 +120,22 @@ class ReplaceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     timeout_ms: int = 10_000
 
 
+class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /nodes/change`; `voters` None: as many as the change makes sensible."""
+
+    ids: tuple[int, ...] = ()
+    change: str = ""
+    voters: int | None = None
+    dry_run: bool = False
+    timeout_ms: int = 10_000
+
+
 class NodesPage:
     """What one node shows and does on these pages."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
+        self._survey = Survey()  # kept up, since a look at every partition costs much
 
     def show(self) -> dict[str, Any]:
         """All nodes, and what is being replaced."""
@@ -147,6 +165,12 @@ class NodesPage:
                 for node_id in node_ids
             ],
             "replacements": [asdict(row) for row in progress(image, engine.configuration, leaders)],
+            "voters_wanted": voters_wanted(image, engine.first_voters),
+            "is_voting_settled": metadata_target(configuration, image, engine.first_voters) is None,
+            "changes": [
+                {**asdict(row), "is_empty": row.is_empty, "is_idle": row.is_idle}
+                for row in changes_under_way(self._seen(), configuration, leaders, controller)
+            ],
         }
 
     def _describe(self, node_id: NodeId, configuration: Configuration) -> dict[str, Any]:
@@ -163,6 +187,7 @@ class NodesPage:
             "node_id": node_id,
             "role": role,
             "state": "fenced" if broker.is_fenced else "live",
+            "node_state": broker.state.value,
             "storage_id": f"{broker.storage_id:016x}",
             "rack": broker.rack,
             **{f"{name}_address": address for name, address in addresses.items()},
@@ -175,8 +200,24 @@ class NodesPage:
             new_id=wanted.new_id,
             even_if_alive=wanted.even_if_alive,
             dry_run=wanted.dry_run,
-            timeout_ms=max(1, min(wanted.timeout_ms, 60_000)),
+            timeout_ms=max(1, min(wanted.timeout_ms, TIMEOUT_MS_MAX)),
         )
+        return await self._asked(call)
+
+    async def change(self, wanted: ChangeRequest) -> dict[str, Any]:
+        """Have the controller judge a change of nodes, and make it unless only asked."""
+        timeout_ms = max(1, min(wanted.timeout_ms, TIMEOUT_MS_MAX))
+        call = ChangeNodesCall(
+            node_ids=wanted.ids,
+            change=wanted.change,
+            voters=wanted.voters,
+            dry_run=wanted.dry_run,
+            timeout_ms=timeout_ms,
+        )
+        return await self._asked(call)
+
+    async def _asked(self, call: AdminRequest) -> dict[str, Any]:
+        """The controller's verdict, and the steps that it names."""
         try:
             verdict, *steps = await _value_of(self._control.call(call))
         except KafkaError as error:
@@ -187,6 +228,16 @@ class NodesPage:
             "steps": [step.message or "" for step in steps],
         }
 
+    def moves(self) -> dict[str, Any]:
+        """The moves of replicas that are planned, and those that are under way."""
+        leaders = self._control.leaders
+        survey = self._seen()
+        return {"moves": [asdict(row) for row in move_rows(survey, leaders, Bounds())]}
+
+    def _seen(self) -> Survey:
+        self._survey.see(self._control.engine.image, (), 0.0)
+        return self._survey
+
 
 def nodes_routes(nodes: NodesPage) -> list[Route]:
     """The pages' routes."""
@@ -194,9 +245,14 @@ def nodes_routes(nodes: NodesPage) -> list[Route]:
     async def show(_request: Request) -> Response:
         return answer(nodes.show())
 
+    async def show_moves(_request: Request) -> Response:
+        return answer(nodes.moves())
+
     return [
         Route("/nodes", show, methods=["GET"]),
         Route("/nodes/replace", action_page(ReplaceRequest, nodes.replace), methods=["POST"]),
+        Route("/nodes/change", action_page(ChangeRequest, nodes.change), methods=["POST"]),
+        Route("/moves", show_moves, methods=["GET"]),
     ]
 
 

@@ -60,7 +60,8 @@ class NoCluster:
     async def replace(self, _wanted: Any) -> dict[str, Any]:
         raise AssertionError("nobody asks for it")
 
-    transfer = replace
+    transfer = change = replace
+    moves = show
 
 
 def sources(**given: Any) -> PageSources:

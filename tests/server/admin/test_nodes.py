@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from raftmq.server.admin.http import serve_admin
-from raftmq.server.admin.pages import BODY_BYTES_MAX, ReplaceRequest
+from raftmq.server.admin.pages import BODY_BYTES_MAX, ChangeRequest, ReplaceRequest
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.server.admin.test_http import sources
 
@@ -20,7 +20,7 @@ class FakeNodes:
     """Notes what was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[ReplaceRequest] = []
+        self.asked: list[ReplaceRequest | ChangeRequest] = []
 
     def show(self) -> dict[str, Any]:
         return {"nodes": [1, 2]}
@@ -28,6 +28,13 @@ class FakeNodes:
     async def replace(self, wanted: ReplaceRequest) -> dict[str, Any]:
         self.asked.append(wanted)
         return {"code": "NONE", "message": "begun", "steps": ["one"]}
+
+    async def change(self, wanted: ChangeRequest) -> dict[str, Any]:
+        self.asked.append(wanted)
+        return {"code": "NONE", "message": "added", "steps": []}
+
+    def moves(self) -> dict[str, Any]:
+        return {"moves": []}
 
 
 Ask = Callable[..., Any]
@@ -76,6 +83,18 @@ async def test_nodes_are_shown_and_replaced() -> None:
         assert (code, answer["message"]) == (200, "begun")
         assert nodes.asked == [ReplaceRequest(old_id=1, new_id=4, dry_run=True)]
         assert (await ask("GET", "/nodes/replace"))[0] == 405
+
+
+async def test_nodes_are_changed_and_moves_are_shown() -> None:
+    nodes = FakeNodes()
+    async with serving(nodes) as ask:
+        assert await ask("GET", "/moves") == (200, {"moves": []})
+        body = b'{"ids": [4, 5], "change": "add", "voters": 5}'
+        code, answer = await ask("POST", "/nodes/change", body)
+        assert (code, answer["message"]) == (200, "added")
+        assert nodes.asked == [ChangeRequest(ids=(4, 5), change="add", voters=5)]
+        assert (await ask("POST", "/nodes/change", b'{"id": 4}'))[0] == 400
+        assert (await ask("POST", "/nodes/change", body, "text/plain"))[0] == 415
 
 
 @pytest.mark.parametrize(

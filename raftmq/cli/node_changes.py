@@ -1,0 +1,431 @@
+"""`raftmq node add`, `drain`, `remove`, `cordon`, `uncordon`, `maintenance`: brokers come and go.
+
+Each posts one change to the admin port of a live node, which has the controller judge and make it;
+the cluster then does the work by itself. The command shows how far that is, and when it may be
+over, until it is done; it may be ended at any time, and run again to go on watching.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from raftmq.cli import completion
+from raftmq.cli.admin_port import AdminPort
+from raftmq.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    Timeout,
+    open_admin,
+    reported,
+    show_json,
+)
+from raftmq.cli.console import note, out
+from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+
+POLL_S: Final = 0.25
+LOST_S: Final = 30.0
+"""When no node has answered for so long it is not known how far anything is."""
+STUCK_SHOWN_MAX: Final = 5
+RATE_AFTER_S: Final = 2.0
+"""Before that a guess of how long it takes would be worth nothing."""
+
+NodeIds = Annotated[
+    list[int],
+    typer.Argument(metavar="ID...", autocompletion=completion.nodes, help="Nodes.", min=0),
+]
+NodeId = Annotated[
+    int, typer.Argument(metavar="ID", autocompletion=completion.nodes, help="The node.", min=0)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Begin it and return at once.")]
+Wait = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Watch it so long.", min=0)]
+Voters = Annotated[
+    int | None,
+    typer.Option(
+        "--voters",
+        metavar="N",
+        help="How many nodes should vote on metadata from now on: 1, 3, 5, 7 or 9.",
+    ),
+]
+WAIT_S: Final = 24 * 3600.0
+
+
+class Told:
+    """What a node told of all nodes and of the moves."""
+
+    def __init__(self, port: AdminPort) -> None:
+        pages = port.get("/nodes"), port.get("/moves")
+        self.nodes: dict[int, dict[str, Any]] = {n["node_id"]: n for n in pages[0]["nodes"]}
+        self.changes: dict[int, dict[str, Any]] = {r["node_id"]: r for r in pages[0]["changes"]}
+        self.is_voting_settled = bool(pages[0]["is_voting_settled"])
+        self.moves: list[dict[str, Any]] = pages[1]["moves"]
+
+    def state(self, node_id: int) -> str | None:
+        """The state of a node, None when it is not known."""
+        state = self.nodes.get(node_id, {}).get("node_state")
+        return None if state is None else str(state)
+
+    @property
+    def votes(self) -> str:
+        """Who votes."""
+        ids = [str(n) for n, node in self.nodes.items() if node["role"] == "voter"]
+        return ", ".join(ids)
+
+
+class Progress:
+    """How far something is: in words, what is left as a number, and what does not move."""
+
+    def __init__(
+        self, text: str, left: int, *, is_done: bool, stuck: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.text = text
+        self.left = left
+        self.is_done = is_done
+        self.stuck = stuck
+
+
+Look = Callable[[Told], Progress]
+
+
+def add(
+    ids: NodeIds,
+    voters: Voters = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    wait: Wait = WAIT_S,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let new nodes take data: they get their share of the partitions, and votes if more are due.
+
+    A new node has joined before, with the `peers` and `cluster_id` of this cluster.
+
+    Examples: raftmq node add 4 5 --dry-run
+    """
+
+    def look(told: Told) -> Progress:
+        moves = [
+            m for m in told.moves if any(n in m["after"] and n not in m["before"] for n in ids)
+        ]
+        is_in = all(told.state(n) not in (None, "new") for n in ids)
+        voting = f"metadata voters: {told.votes}"
+        if not told.is_voting_settled:
+            voting += " (more to come)"
+        text = f"{voting}; partitions still to come: {len(moves)}"
+        if is_in and told.is_voting_settled and not moves:
+            text = f"done: {_named(ids)} part of the cluster; {voting}"
+            return Progress(text, 0, is_done=True)
+        return Progress(text, len(moves), is_done=False)
+
+    asked = {"ids": ids, "change": "add", "voters": voters}
+    _run(asked, look, bootstrap, timeout, wait, dry_run=dry_run, no_wait=no_wait, as_json=as_json)
+
+
+def drain(
+    ids: NodeIds,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Stop draining; what has not moved stays.")
+    ] = False,
+    voters: Voters = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    wait: Wait = WAIT_S,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Move everything off nodes: leaderships, groups, replicas, and votes on metadata.
+
+    Examples: raftmq node drain 3; raftmq node drain 3 --cancel
+    """
+
+    def look(told: Told) -> Progress:
+        rows = [told.changes[n] for n in ids if n in told.changes]
+        for node_id in ids:
+            if told.state(node_id) not in (None, "draining"):
+                raise CommandError(f"node {node_id} does not drain any more: it was cancelled")
+        if all(row["is_empty"] for row in rows):
+            removal = " ".join(f"`raftmq node remove {n}`" for n in ids if n in told.nodes)
+            text = f"done: {_named(ids)} empty; stop it, then {removal}"
+            return Progress(text, 0, is_done=True)
+        return Progress(
+            "; ".join(_left_text(row) for row in rows if not row["is_empty"]),
+            sum(row["partitions"] for row in rows),
+            is_done=False,
+            stuck=[item for row in rows for item in row["stuck"]],
+        )
+
+    def look_back(told: Told) -> Progress:
+        moves = [m for m in told.moves if m["origin"] == "drain" and set(ids) & set(m["before"])]
+        text = f"partitions on their way back: {len(moves)}"
+        if not moves:
+            text = f"done: {_named(ids)} active again, with what had not moved"
+        return Progress(text, len(moves), is_done=not moves)
+
+    asked = {"ids": ids, "change": "cancel-drain" if cancel else "drain", "voters": voters}
+    _run(
+        asked,
+        look_back if cancel else look,
+        *(bootstrap, timeout, wait),
+        dry_run=dry_run,
+        no_wait=no_wait,
+        as_json=as_json,
+    )
+
+
+def remove(
+    node_id: NodeId,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    wait: Wait = WAIT_S,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a node for good that is stopped and holds nothing; its storage is refused afterwards.
+
+    Refused while it holds replicas, votes on metadata, or lives: `raftmq node drain` comes first.
+
+    Examples: raftmq node remove 3
+    """
+
+    def look(told: Told) -> Progress:
+        is_gone = node_id not in told.nodes
+        text = f"done: node {node_id} is gone" if is_gone else "it leaves the metadata group"
+        return Progress(text, int(not is_gone), is_done=is_gone)
+
+    asked = {"ids": [node_id], "change": "remove"}
+    _run(asked, look, bootstrap, timeout, wait, dry_run=dry_run, no_wait=no_wait, as_json=as_json)
+
+
+def cordon(
+    node_id: NodeId,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Give a node no new replicas; what it has stays and is served.
+
+    Examples: raftmq node cordon 3
+    """
+    look = _reached(node_id, "cordoned", "cordoned")
+    asked = {"ids": [node_id], "change": "cordon"}
+    _run(
+        asked, look, bootstrap, timeout, timeout, dry_run=dry_run, no_wait=no_wait, as_json=as_json
+    )
+
+
+def uncordon(
+    node_id: NodeId,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let a cordoned node have new replicas again.
+
+    Examples: raftmq node uncordon 3
+    """
+    look = _reached(node_id, "active", "active")
+    asked = {"ids": [node_id], "change": "uncordon"}
+    _run(
+        asked, look, bootstrap, timeout, timeout, dry_run=dry_run, no_wait=no_wait, as_json=as_json
+    )
+
+
+def maintenance(
+    node_id: NodeId,
+    end: Annotated[
+        bool, typer.Option("--end", help="It is over: the node may lead again.")
+    ] = False,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    wait: Wait = 600.0,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let a node lead and coordinate nothing for a while, so that nobody misses it when it stops.
+
+    Its replicas stay; they catch up after a restart. With --end the leaderships that it is
+    preferred for come back by themselves (`raftmq leader balance` does it at once).
+
+    Examples: raftmq node maintenance 3; raftmq node maintenance 3 --end
+    """
+
+    def look(told: Told) -> Progress:
+        row = told.changes.get(node_id)
+        if row is None or row["state"] != "maintenance":
+            return Progress(f"node {node_id} is in no maintenance", 1, is_done=False)
+        if row["is_idle"]:
+            kept = row["kept_leaders"]
+            text = f"done: node {node_id} leads and coordinates nothing"
+            if kept:
+                text = f"done: node {node_id} leads only {kept} partitions that no other could lead"
+            return Progress(text, 0, is_done=True)
+        return Progress(_left_text(row), row["leaders"], is_done=False)
+
+    asked = {"ids": [node_id], "change": "end-maintenance" if end else "maintenance"}
+    _run(
+        asked,
+        _reached(node_id, "active", "active again") if end else look,
+        *(bootstrap, timeout, wait),
+        dry_run=dry_run,
+        no_wait=no_wait,
+        as_json=as_json,
+    )
+
+
+def change_voters(
+    voters: int, bootstrap: str, timeout: float, *, dry_run: bool, no_wait: bool, as_json: bool
+) -> None:
+    """Have another number of nodes vote on metadata, and watch it."""
+
+    def look(told: Told) -> Progress:
+        text = f"metadata voters: {told.votes}"
+        is_done = told.is_voting_settled
+        return Progress(f"done: {text}" if is_done else text, int(not is_done), is_done=is_done)
+
+    asked = {"ids": [], "change": "", "voters": voters}
+    _run(asked, look, bootstrap, timeout, WAIT_S, dry_run=dry_run, no_wait=no_wait, as_json=as_json)
+
+
+def _reached(node_id: int, state: str, word: str) -> Look:
+    def look(told: Told) -> Progress:
+        is_done = told.state(node_id) == state
+        text = f"done: node {node_id} is {word}" if is_done else f"node {node_id} is not {word} yet"
+        return Progress(text, int(not is_done), is_done=is_done)
+
+    return look
+
+
+def _named(ids: Sequence[int]) -> str:
+    names = ", ".join(map(str, ids))
+    return f"node {names} is" if len(ids) == 1 else f"nodes {names} are"
+
+
+def _left_text(row: Mapping[str, Any]) -> str:
+    counts = {"leadership": row["leaders"], "group": row["groups"]}
+    if row["state"] == "draining":
+        counts["partition"] = row["partitions"]
+    parts = [f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items() if n]
+    if row["state"] == "draining" and row["is_voter"]:
+        parts.append("a vote on metadata")
+    if row["is_controller"]:
+        parts.append("the controller's part")
+    return f"node {row['node_id']} still has {', '.join(parts) or 'nothing'}"
+
+
+# ---- the run ----
+
+
+def _run(
+    asked: dict[str, Any],
+    look: Look,
+    bootstrap: str,
+    timeout: float,
+    wait: float,
+    *,
+    dry_run: bool,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    with reported():
+        if asked.get("voters") is not None and asked["voters"] < 1:
+            raise CommandError("--voters: 1, 3, 5, 7 or 9 is wanted", EXIT_USAGE)
+        with open_admin(bootstrap, timeout) as admin:
+            port = AdminPort.find(admin, timeout)
+        if port is None:
+            raise CommandError("no node of this cluster names an admin port")
+        more = {"dry_run": dry_run, "timeout_ms": round(timeout * 1000)}
+        answer = port.post("/nodes/change", {**asked, **more})
+        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
+        ends_here = dry_run or no_wait
+        if as_json and (ends_here or code != "NONE"):
+            show_json(answer)
+        if code != "NONE":
+            is_unknown = code == "REQUEST_TIMED_OUT"
+            raise CommandError(
+                f"{answer.get('message') or answer.get('error') or code} ({code})",
+                EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
+            )
+        if not as_json:
+            for step in answer["steps"]:
+                out(step)
+            out(answer["message"])
+        if not ends_here:
+            _watch(port, look, wait, as_json=as_json, answer=answer)
+
+
+def _watch(
+    port: AdminPort, look: Look, wait: float, *, as_json: bool, answer: dict[str, Any]
+) -> None:
+    """Show how far it is until it is done."""
+    began = heard = time.monotonic()
+    pace = Pace()
+    shown = ""
+    while True:
+        now = time.monotonic()
+        try:
+            progress = look(Told(port))
+            heard = now
+        except CommandError as error:
+            if error.code != EXIT_UNKNOWN or now - heard > LOST_S:
+                raise
+        else:
+            text = "; ".join(line.strip() for line in _lines(progress))
+            time_left = pace.left_text(progress.left, now)
+            if text != shown and not as_json:
+                for line in _lines(progress, time_left):
+                    out(line)
+            shown = text
+            if progress.is_done:
+                if as_json:
+                    show_json({**answer, "message": progress.text, "is_done": True})
+                return
+        if now - began >= wait:
+            note("The cluster goes on by itself; run the same again to watch it.")
+            raise CommandError(f"it is not done yet: {shown}", EXIT_UNKNOWN)
+        time.sleep(POLL_S)
+
+
+def _lines(progress: Progress, time_left: str = "") -> list[str]:
+    stuck = progress.stuck[:STUCK_SHOWN_MAX]
+    lines = [progress.text + time_left]
+    lines += [f"  {row['topic']}-{row['partition']} waits: {row['reason']}" for row in stuck]
+    if len(progress.stuck) > len(stuck):
+        lines.append(f"  and {len(progress.stuck) - len(stuck)} more wait")
+    return lines
+
+
+class Pace:
+    """Guesses when something will be done, by how fast it has become less so far."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._first: int | None = None
+
+    def left_text(self, left: int, now: float) -> str:
+        """How long it may still take, in words; "" when nobody knows."""
+        if self._first is None:
+            self._first = left
+            self._began = now
+        done, passed = self._first - left, now - self._began
+        if done <= 0 or not left or passed < RATE_AFTER_S:
+            return ""
+        seconds = passed * left / done
+        if seconds < 90:
+            return f" (about {max(1, round(seconds))} s to go)"
+        if seconds < 90 * 60:
+            return f" (about {round(seconds / 60)} min to go)"
+        return f" (about {seconds / 3600:.1f} h to go)"
