@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -15,6 +16,7 @@ from tests.second_try import (  # noqa: F401 - hooks
     pytest_runtest_protocol,
     pytest_terminal_summary,
 )
+from tests.spark.connector import connector_jars
 from tests.spread import (  # noqa: F401 - hooks
     pytest_collection_finish,
     pytest_configure_node,
@@ -73,6 +75,17 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     """Three nodes for tests that break nothing; every test makes topics and groups of its own."""
     with Cluster(tmp_path_factory.mktemp("shared-cluster")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def connector(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The first Spark session of a process decides for all later ones which JARs there are."""
+    with pytest.MonkeyPatch.context() as environment:
+        is_asked = any(item.get_closest_marker("spark") for item in request.session.items)
+        if is_asked and importlib.util.find_spec("pyspark") and (jars := connector_jars()):
+            arguments = f"--jars {','.join(jars)} pyspark-shell"
+            environment.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+        yield
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from raftmq_client.blocking import Admin, Producer
 from raftmq_spark.errors import MissingPrerequisiteError
 from raftmq_spark.session import check_prerequisites, spark_session
 from tests.live.harness import Cluster, lack
-from tests.spark.connector import connector_jars
 from tests.tree import PYTHONPATH
 
 Produced = dict[int, list[tuple[bytes | None, bytes | None]]]
@@ -53,7 +52,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             spark__sql__session__timeZone="UTC",
             spark__sql__shuffle__partitions="2",
             spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
-            spark__jars=",".join(connector_jars()),
         )
         session.sparkContext.setLogLevel("ERROR")
         yield session
