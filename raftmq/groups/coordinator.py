@@ -29,6 +29,7 @@ from raftmq.groups.owned_groups import (
     OwnedGroups,
 )
 from raftmq.metadata.commands import (
+    NO_TOPIC_ID,
     CommitOffsets,
     CommittedOffset,
     DeleteGroup,
@@ -37,11 +38,11 @@ from raftmq.metadata.commands import (
     GroupCommand,
     OffsetsTransaction,
 )
-from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, GroupImage, OffsetMap
+from raftmq.metadata.image import LEVEL_OF_MOVES, LEVEL_OF_TRANSACTIONS, GroupImage, OffsetMap
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
-from raftmq.types import NodeId, TopicPartition
+from raftmq.types import NodeId, TopicId, TopicPartition
 
 __all__ = ["CommandSink", "Coordinator"]
 
@@ -436,12 +437,21 @@ class Coordinator(OwnedGroups):
                 group=name,
                 coordinator_epoch=group.coordinator_epoch,
                 partitions=tuple((at.topic, at.partition) for at in free),
+                topic_ids=self._topic_ids(free),
             )
             return self._finish(group, command, lambda error: OffsetsDeleted(error, tuple(codes)))
 
         if not name:
             return Promise.resolved(OffsetsDeleted(ErrorCode.INVALID_GROUP_ID))
         return self._serve(name, act, OffsetsDeleted, ErrorCode.GROUP_ID_NOT_FOUND)
+
+    def _topic_ids(self, partitions: Sequence[TopicPartition]) -> tuple[TopicId, ...]:
+        """Of each of them the topic as it is now; none where the cluster's level is too low."""
+        image = self._engine.image
+        if image.level < LEVEL_OF_MOVES:
+            return ()
+        topics = [image.topics.get(at.topic) for at in partitions]
+        return tuple(NO_TOPIC_ID if topic is None else topic.topic_id for topic in topics)
 
     # ---- operators ----
 

@@ -12,7 +12,7 @@ no session expire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
@@ -31,7 +31,7 @@ from raftmq.metadata.commands import (
     ReleaseGroup,
     ReplaceMember,
 )
-from raftmq.metadata.image import GroupsImage, candidate, holder
+from raftmq.metadata.image import GroupsImage, TopicImage, candidate, holder
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
@@ -70,6 +70,11 @@ class ClusterImage(Protocol):
     @property
     def groups(self) -> GroupsImage:
         """All groups."""
+        ...
+
+    @property
+    def topics(self) -> Mapping[str, TopicImage]:
+        """All topics, by name."""
         ...
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -11,9 +13,16 @@ from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.model import GroupConfig, JoinRequest, Phase
 from raftmq.groups.offsets import expired_offsets, subscribed_topics
 from raftmq.groups.owned_groups import GIVE_EVERY_MS, GIVE_MAX, TIMER_MS_MIN
-from raftmq.metadata.commands import UNDATED, CommitOffsets, CommittedOffset, ExpiredOffset
-from raftmq.metadata.image import GroupImage, candidate
-from raftmq.types import NodeId, TopicPartition
+from raftmq.metadata.commands import (
+    NO_TOPIC_ID,
+    UNDATED,
+    CommitOffsets,
+    CommittedOffset,
+    DeleteOffsets,
+    ExpiredOffset,
+)
+from raftmq.metadata.image import LEVEL_OF_MOVES, GroupImage, candidate
+from raftmq.types import NodeId, TopicId, TopicPartition
 from tests.groups.world import Nodes, Proposal, got
 
 NONE = ErrorCode.NONE
@@ -500,6 +509,28 @@ def test_offsets_of_topics_in_use_are_not_deleted() -> None:
     got(home.leave("g", [(member_id, None)]))
     assert got(home.delete_offsets("g", at[:1])).partitions == (NONE,)
     assert not got(home.fetch_offsets("g")).offsets
+
+
+def test_a_deletion_of_offsets_names_topics_by_id_where_the_level_has_that() -> None:
+    nodes = Nodes(1)
+    home, engine = nodes.coordinators[NodeId(1)], nodes.log.engines[NodeId(1)]
+    at = [TopicPartition("t", 0), TopicPartition("u", 0)]
+    topic_id = TopicId(UUID(int=7))
+    engine.image.topics = {"t": SimpleNamespace(topic_id=topic_id)}
+
+    def named() -> tuple[TopicId, ...]:
+        got(home.delete_offsets("h", at))
+        [command] = [
+            entry.command
+            for entry in nodes.log.entries[-1:]
+            if isinstance(entry, Proposal) and isinstance(entry.command, DeleteOffsets)
+        ]
+        return command.topic_ids
+
+    got(home.commit("h", -1, "", None, [position(1)]))
+    assert named() == ()
+    engine.image.level = LEVEL_OF_MOVES
+    assert named() == (topic_id, NO_TOPIC_ID)
 
 
 def test_offsets_of_other_group_types_need_an_empty_group() -> None:

@@ -67,6 +67,7 @@ class Image:
     groups: GroupsImage = field(factory=GroupsImage)
     live: dict[NodeId, int] = field(factory=dict)
     level: int = 1
+    topics: dict[str, Any] = field(factory=dict)
     shunned: tuple[NodeId, ...] = ()
 
     def live_epoch(self, node_id: NodeId) -> int | None:

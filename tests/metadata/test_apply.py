@@ -11,6 +11,7 @@ from immutables import Map
 from raftmq.errors import ErrorCode
 from raftmq.metadata.apply import PRODUCER_ID_END, STALE_SEQUENCE
 from raftmq.metadata.commands import (
+    NO_TOPIC_ID,
     AllocateProducerIds,
     AlterConfigs,
     Claimed,
@@ -23,6 +24,7 @@ from raftmq.metadata.commands import (
     ConfirmRemoved,
     CreatePartitions,
     CreateTopics,
+    DeleteOffsets,
     DeleteTopics,
     Envelope,
     FenceBroker,
@@ -44,7 +46,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage, PartitionImage, all_partitions
 from raftmq.metadata.snapshot import decode_image, encode_image
-from raftmq.types import NodeId, RaftGroupId, TopicPartition
+from raftmq.types import NodeId, RaftGroupId, TopicId, TopicPartition
 from tests.metadata.metadata_commands import (
     ENVELOPES,
     Machine,
@@ -254,6 +256,35 @@ def test_a_topic_inherits_no_offset_of_one_that_had_its_name(
     machine.apply(CreateTopics(topics=(creation("a", 2, (1, 2, 3)),)))
     assert commit(before) == (retried, [])
     assert commit(machine.image.structure_version) == (ErrorCode.NONE, there)
+
+
+def test_a_late_deletion_of_offsets_takes_none_of_the_next_topic_of_that_name(
+    machine: Machine,
+) -> None:
+    machine.image = raised(machine.image)
+    epoch = machine.image.brokers[node(1)].epoch
+    claimed = machine.apply(ClaimGroup(group="g", node_id=node(1), broker_epoch=epoch))
+    epoch = claimed.coordinator_epoch
+    machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
+    machine.apply(CreateTopics(topics=(creation("a", 2, (1, 2, 3)),)))
+    offsets = (CommittedOffset("a", 0, 5), CommittedOffset("gone", 0, 6))
+    machine.apply(CommitOffsets(group="g", coordinator_epoch=epoch, offsets=offsets))
+
+    def delete(*topic_ids: TopicId) -> list[str]:
+        partitions = (("a", 0), ("gone", 0))
+        done = machine.apply(
+            DeleteOffsets(
+                group="g", coordinator_epoch=epoch, partitions=partitions, topic_ids=topic_ids
+            )
+        )
+        assert isinstance(done, GroupDone)
+        group = machine.image.groups.get("g")
+        assert group is not None
+        return sorted(at.topic for at in group.offsets)
+
+    assert delete(topic_id(1), topic_id(1)) == ["a", "gone"]
+    assert delete(topic_id(1), NO_TOPIC_ID) == ["a"]
+    assert delete(topic_id(2), NO_TOPIC_ID) == []
 
 
 def test_wish_and_fact_of_voters(machine: Machine) -> None:
