@@ -1,11 +1,14 @@
-"""At level 1 every version makes the same of a command as commit bd280f3, with which it may be in
-one cluster: `level-1.txt` has 420 commands as that one encoded them, each behind the CRC-32 of its
-snapshot after it. A change of `apply.py` that shows here needs a level of its own."""
+"""At a level every version makes the same of a command as the commits with which it may be in one
+cluster: `level-1.txt` and `level-3.txt` have 420 commands each as bd280f3 and 1da0f6b8 encoded
+them, the last ones before the next level, each command behind the CRC-32 of its snapshot after it.
+A change of what is applied that shows here needs a level of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from zlib import crc32
+
+import pytest
 
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import (
@@ -18,12 +21,14 @@ from raftmq.metadata.image import EMPTY_IMAGE
 from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.types import Offset
 
-TOLD = (Path(__file__).parent / "level-1.txt").read_text().splitlines()
+HERE = Path(__file__).parent
+TOLD = (HERE / "level-1.txt").read_text().splitlines()
 
 
-def test_what_commands_do_at_level_1_never_changes() -> None:
+@pytest.mark.parametrize("level", [1, 3])
+def test_what_commands_do_at_a_level_never_changes(level: int) -> None:
     image, encoder = EMPTY_IMAGE, SnapshotEncoder()
-    for number, line in enumerate(TOLD, 1):
+    for number, line in enumerate((HERE / f"level-{level}.txt").read_text().splitlines(), 1):
         digest, _, text = line.partition(" ")
         envelope = decode_envelope(text.encode())
         assert encode_envelope(envelope).decode() == text, f"line {number} is written otherwise"
@@ -31,6 +36,7 @@ def test_what_commands_do_at_level_1_never_changes() -> None:
         assert f"{crc32(encoder.encode(image)):08x}" == digest, (
             f"the image differs at line {number}"
         )
+    assert image.level == level
 
 
 def test_every_kind_of_version_1_is_among_them() -> None:
