@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from attrs import evolve
+
 from jepsen_like.bug import Bug, patching
 from jepsen_like.cluster import stress
+from raftmq.metadata import apply_moves
+from raftmq.metadata.image import PartitionImage
 from raftmq.node import partitions
+from raftmq.node.targets import Targets
 from raftmq.raft.membership import Configuration
 from raftmq.replication.recovery import Opening, ReplicaOpener
 from raftmq.replication.replica import Replica
-from raftmq.types import RaftGroupId
+from raftmq.types import NodeId, Offset, RaftGroupId
 
 
 def _forget(opening: Opening, group: RaftGroupId) -> None:
@@ -31,6 +36,18 @@ def _appended(self: Replica) -> Configuration:
     return self.core.configuration
 
 
+def _all_seen(self: Targets, replica: Replica) -> int:
+    """Whatever is wanted is known to every leader there will be."""
+    return 1 << 40
+
+
+def _undismissed(
+    partition: PartitionImage, replicas: tuple[NodeId, ...], offset: Offset
+) -> PartitionImage:
+    """Who never voted has no data that matters."""
+    return evolve(partition, replicas=replicas, target_version=int(offset))
+
+
 MOVE_BUGS: Final[dict[str, Bug]] = {
     "returns-by-its-old-name": Bug(
         patching(
@@ -48,5 +65,19 @@ MOVE_BUGS: Final[dict[str, Bug]] = {
         5,
         (24,),
         ("VotersKeepTheirData",),
+    ),
+    "dismissed-before-it-is-seen": Bug(
+        patching((Targets, "seen", _all_seen)),
+        stress.changed_minds,
+        5,
+        (24,),
+        ("VotersKeepTheirData",),
+    ),
+    "learner-is-forgotten": Bug(
+        patching((apply_moves, "_targeted", _undismissed)),
+        stress.changed_minds,
+        5,
+        (24,),
+        ("Liveness", "CrashKeepsIdentity"),
     ),
 }

@@ -209,6 +209,19 @@ def moves(seed: int) -> ClusterOptions:
     ).with_weights(move=8, isolate=2, isolate_leader=2, halves=1, crash=2, crash_leader=1, kill=1)
 
 
+def changed_minds(seed: int) -> ClusterOptions:
+    """Targets change before they are reached, and nodes lead that have not heard of it."""
+    return drawn(
+        seed,
+        nodes=4,
+        has_floors=False,
+        fault_every_ms=(60.0, 250.0),
+        fault_lasts_ms=(100.0, 900.0),
+    ).with_weights(
+        move=12, stale_metadata=6, isolate=1, isolate_leader=2, transfer=4, crash=1, kill=0.5
+    )
+
+
 def newcomers(seed: int) -> ClusterOptions:
     """Storages are lost, and who has a new one is heard by its leader before the voters are."""
     return drawn(
