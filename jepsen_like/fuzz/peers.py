@@ -257,6 +257,7 @@ BROKER_REQUESTS: Final = (
     broker.MoveLeadership,
     broker.ContactRequest,
     broker.QuorumRequest,
+    broker.SizesRequest,
 )
 HARMFUL_COMMANDS: Final = (
     commands.DeleteTopics,

@@ -11,11 +11,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from attrs import define, field
 
+from raftmq.cli.balance import balance
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     REFUSED_S,
@@ -51,6 +52,7 @@ from raftmq_client.errors import BrokerError, ClientError
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 cluster_app.add_typer(cluster_config_app, name="config")
+cluster_app.command("balance")(balance)
 
 QUORUM_COLUMNS = ("NodeId", "LogEndOffset", "Lag", "LastCaughtUpTimestamp", "Status")
 FEATURE_COLUMNS = ("Level", "RaisableTo", "SupportedByNode")
@@ -295,7 +297,16 @@ def features(
             return
         if dry_run and levels:
             out("it can be done: every node supports it")
-        show(("Feature", *FEATURE_COLUMNS), rows, as_json=False)
+        show(("Feature", *FEATURE_COLUMNS), [_for_people(row) for row in rows], as_json=False)
+
+
+def _for_people(row: tuple[Any, ...]) -> tuple[object, ...]:
+    """Nodes that support the same in one word: `1,2,3: 1-4`."""
+    *others, by_node = row
+    nodes: dict[str, list[str]] = {}
+    for node, span in by_node.items():
+        nodes.setdefault(span, []).append(node)
+    return (*others, "; ".join(f"{','.join(same)}: {span}" for span, same in nodes.items()))
 
 
 def _named_level(text: str) -> tuple[str, int]:

@@ -37,14 +37,18 @@ from raftmq.metadata.broker_messages import (
     LeaderUpdate,
     MoveLeadership,
     Outcomes,
+    PartitionSize,
     QuorumRequest,
     Reply,
+    SizesRequest,
     decode_admin,
     decode_outcomes,
     decode_request,
+    decode_sizes,
     encode,
     encode_admin,
     encode_outcomes,
+    encode_sizes,
     format_of,
     read_reply,
     reply_error,
@@ -161,6 +165,8 @@ CONTACT_FRESH_MS: Final = 2_000.0
 PUSH_RETRY_MS: Final = 500.0
 
 
+SizesHere: TypeAlias = Callable[[], Iterable[PartitionSize]]
+FORMAT_OF_SIZES: Final = 8
 MoveLocally = Callable[[TopicId, int, NodeId], bool]
 """Hand the leadership of a partition led here to a node; False when this node does not lead it."""
 
@@ -215,6 +221,7 @@ class ControlPlane:
         move_locally: MoveLocally,
         learn_address: LearnAddress,
         quorum_view: AskQuorum,
+        sizes_here: SizesHere = tuple,
     ) -> None:
         """Compose.
 
@@ -228,9 +235,9 @@ class ControlPlane:
             heartbeat_ms: between two heartbeats to the controller.
             bootstrap: nodes to ask for the controller before any is known.
             move_locally: hands over the leadership of a partition that this node leads.
-            learn_address: told where the controller listens for other nodes, when a node that was
-                asked for admission says so.
+            learn_address: told where the controller listens, as a node says that cannot admit.
             quorum_view: this node's own view of the metadata quorum.
+            sizes_here: the bytes of each partition that is led here.
         """
         self.node_id = info.replica_id.node_id
         self.self_id = info.replica_id
@@ -239,7 +246,7 @@ class ControlPlane:
         self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
         self._clock = clock
         self._move_locally = move_locally
-        self._quorum_view = quorum_view
+        self._quorum_view, self._sizes_here = quorum_view, sizes_here
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
         self._behind: dict[NodeId, float] = {}  # a push failed; when to send all rows again
@@ -253,6 +260,7 @@ class ControlPlane:
             random=random,
             config=config,
             move_leadership=self.move_leadership,
+            ask_sizes=self.ask_sizes,
         )
         self.lifecycle = BrokerLifecycle(
             info,
@@ -326,6 +334,9 @@ class ControlPlane:
                 return _encoded(Reply(ErrorCode.NOT_CONTROLLER if cannot else ErrorCode.NONE))
             case QuorumRequest():
                 return _encoded(self._tell_quorum())
+            case SizesRequest():
+                payload = encode_sizes(tuple(self._sizes_here()))
+                return _encoded(Reply(ErrorCode.NONE, payload=payload))
             case AdminCall():
                 return self._serve_call(decode_admin(request.payload))
 
@@ -396,6 +407,23 @@ class ControlPlane:
                 promise.resolve(None)
 
         self._forwarder.send(controller, encode(QuorumRequest())).when_done(done)
+        return promise
+
+    def ask_sizes(self, node_id: NodeId) -> Promise[tuple[PartitionSize, ...]]:
+        """How many bytes the partitions have that a broker leads; none where it does not say."""
+        promise: Promise[tuple[PartitionSize, ...]] = Promise()
+        if self._forwarder.version(node_id) < FORMAT_OF_SIZES:
+            promise.resolve(())
+            return promise
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            try:
+                promise.resolve(() if reply is None else decode_sizes(reply.payload))
+            except RemoteProtocolError:
+                promise.resolve(())
+
+        self._forwarder.send(node_id, encode(SizesRequest())).when_done(done)
         return promise
 
     def _tell_quorum(self) -> Reply:

@@ -24,10 +24,11 @@ from uuid import UUID
 
 from attrs import define, field, frozen
 
+from raftmq.controller.balancing import AskSizes, Balancing
 from raftmq.controller.leaders import Evacuation, LeaderBalance, LeaderRow, LeaderTable
 from raftmq.controller.mover import Mover
 from raftmq.controller.moves import Figures, Survey, figures
-from raftmq.controller.node_changes import drain_steps, plan_change
+from raftmq.controller.node_changes import Change, drain_steps, plan_change
 from raftmq.controller.replacement import plan_replacement
 from raftmq.controller.topic_validation import (
     NO_ID,
@@ -295,9 +296,12 @@ class Controller:
         random: Random,
         config: ControllerConfig,
         move_leadership: Callable[[TopicId, int, NodeId], object],
+        ask_sizes: AskSizes = lambda _node_id: Promise.resolved(()),
     ) -> None:
-        """`move_leadership` asks the leader of a partition to hand over to a node."""
+        """`move_leadership` asks the leader of a partition to hand over to a node, `ask_sizes` a
+        broker for the sizes of what it leads."""
         self._move_leadership = move_leadership
+        self._balancing = Balancing(engine, leaders, ask_sizes, clock)
         self._balance = LeaderBalance()
         self._evacuation = Evacuation()
         self._balance_due_ms = 0.0
@@ -349,6 +353,7 @@ class Controller:
         self._report_voters()
         self._plan_next()
         self.mover.tick(now_ms)
+        self._balancing.tick(now_ms, self.mover.bounds)
         self._balance_leaders(now_ms)
 
     def peer_lost(self, node_id: NodeId) -> None:
@@ -391,6 +396,15 @@ class Controller:
         if len(self._calls) >= CALLS_MAX:
             promise.fail(KafkaError(code=ErrorCode.THROTTLING_QUOTA_EXCEEDED))
             return promise
+        if isinstance(request, BalanceCall):
+            return self._balancing.begin(request)
+        if isinstance(request, ChangeNodesCall) and request.change == Change.ADD:
+            changed = self._queue(request, now_ms)
+            return self._balancing.with_share(request, changed)
+        return self._queue(request, now_ms)
+
+    def _queue(self, request: AdminRequest, now_ms: float) -> Promise[Outcomes]:
+        promise: Promise[Outcomes] = Promise()
         deadline_ms = now_ms + max(1, request.timeout_ms)
         self._calls.append(_Call(request, promise, deadline_ms))
         self._plan_next()
@@ -406,6 +420,7 @@ class Controller:
         self._changing.clear()
         self._unreported.clear()
         self._is_reporting = False
+        self._balancing.end_term()
         calls, self._calls = self._calls, deque()
         if self._is_planning:
             calls.popleft()  # its command is under way and settles it
@@ -675,13 +690,6 @@ class Controller:
             known = engine.configuration, engine.first_voters
             change, rows = plan_change(image, *known, request, self._moves_of, self._node_id)
             return change, lambda _result: rows
-        if isinstance(request, BalanceCall):
-            verdict = Outcome(
-                name="verdict",
-                code=ErrorCode.UNSUPPORTED_VERSION,
-                message="this version of the controller does not do that yet",
-            )
-            return None, lambda _result: (verdict,)
         if isinstance(request, ReplaceNodeCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters
@@ -691,6 +699,7 @@ class Controller:
             return command, lambda _result: outcomes
         if isinstance(request, PlanMovesCall):
             return self._plan_moves(image, request)
+        assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)
 
     def _moves_of(self, image: MetadataImage, node_ids: Sequence[NodeId]) -> list[str]:

@@ -97,6 +97,11 @@ class QuorumRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Asks the controller how far every member of the metadata group is (`QuorumState`)."""
 
 
+class SizesRequest(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Asks a broker how many bytes each partition that it leads has (`encode_sizes`); since format
+    8."""
+
+
 Request: TypeAlias = (
     ForwardCommands
     | BarrierRequest
@@ -107,6 +112,7 @@ Request: TypeAlias = (
     | MoveLeadership
     | ContactRequest
     | QuorumRequest
+    | SizesRequest
 )
 
 
@@ -158,6 +164,36 @@ def read_reply(promise: Promise[bytes]) -> Reply | None:
         return decode_reply(promise.result())
     except RemoteProtocolError:
         return None
+
+
+# ---- sizes ----
+
+
+class PartitionSize(msgspec.Struct, frozen=True, array_like=True):
+    """The bytes of a partition's log at its leader."""
+
+    topic_id: TopicId
+    partition: _PartitionNumber
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
+
+
+_sizes_decoder: Final[msgspec.msgpack.Decoder[tuple[PartitionSize, ...]]] = msgspec.msgpack.Decoder(
+    tuple[PartitionSize, ...]
+)
+
+
+def encode_sizes(sizes: tuple[PartitionSize, ...]) -> bytes:
+    """The payload of the reply to a SizesRequest."""
+    return _encoder.encode(sizes)
+
+
+def decode_sizes(data: Buffer) -> tuple[PartitionSize, ...]:
+    """Read the payload of the reply to a SizesRequest.
+
+    Raises:
+        RemoteProtocolError: not one.
+    """
+    return decode_foreign("sizes", _sizes_decoder.decode, data)
 
 
 # ---- admin calls ----
@@ -292,8 +328,13 @@ class PlanMovesCall(msgspec.Struct, frozen=True, kw_only=True, tag=8):
 
 
 class BalanceCall(msgspec.Struct, frozen=True, kw_only=True, tag=9):
-    """`raftmq cluster balance`: plan the moves that even out the brokers, or say which."""
+    """`raftmq cluster balance`: plan the moves that even out the brokers, or say which.
 
+    `onto`: only these brokers gain replicas, so that they get their share; None: any. Outcomes: a
+    verdict, then one for each move.
+    """
+
+    onto: tuple[_Int32, ...] | None = None
     dry_run: bool = False
     timeout_ms: _Milliseconds = 60_000
 
@@ -311,6 +352,19 @@ AdminRequest: TypeAlias = (
 )
 
 
+class MoveTold(msgspec.Struct, frozen=True, kw_only=True):
+    """One move of a balance: `copied_bytes` -1 where nobody knows them; `steps` are what the group
+    goes through, with its quorum at each."""
+
+    topic: str
+    partition: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    why: str
+    copied_bytes: int
+    steps: tuple[str, ...] = ()
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one topic or resource.
 
@@ -325,6 +379,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = -1
     replication_factor: int = -1
     is_led: bool = False
+    move: MoveTold | None = None
 
 
 Outcomes: TypeAlias = tuple[Outcome, ...]

@@ -250,7 +250,7 @@ def voter_steps(
         KafkaError: a step would leave it without a live majority.
     """
     present = present_nodes(image)
-    yield _quorum_text("now", configuration, present)
+    yield quorum_text(METADATA_TOPIC, "now", configuration, present)
     for _ in range(STEPS_MAX):
         target = metadata_target(configuration, image, first_voters)
         if target is None:
@@ -260,7 +260,7 @@ def voter_steps(
         step = next_configuration(configuration, {}, live, live, target)
         if step is None:
             break
-        yield _quorum_text(_change_text(configuration, step), step, present)
+        yield quorum_text(METADATA_TOPIC, change_text(configuration, step), step, present)
         configuration = step
     raise KafkaError(
         f"{METADATA_TOPIC}: voters {_ids(configuration.voters)} of which only "
@@ -274,18 +274,20 @@ def _living(configuration: Configuration, present: Mapping[NodeId, StorageId]) -
     return [voter for voter in configuration.voters if voter.node_id in present]
 
 
-def _quorum_text(
-    what: str, configuration: Configuration, present: Mapping[NodeId, StorageId]
+def quorum_text(
+    group: str, what: str, configuration: Configuration, present: Mapping[NodeId, StorageId]
 ) -> str:
+    """One configuration of a group in words: what leads to it, and how many votes it takes."""
     count = len(configuration.voters)
     alive = len(_living(configuration, present))
     return (
-        f"{METADATA_TOPIC}: {what}: voters {_ids(configuration.voters)}, {alive} of {count} live, "
+        f"{group}: {what}: voters {_ids(configuration.voters)}, {alive} of {count} live, "
         f"quorum {count // 2 + 1}"
     )
 
 
-def _change_text(before: Configuration, after: Configuration) -> str:
+def change_text(before: Configuration, after: Configuration) -> str:
+    """One step from a configuration to another in words."""
     if arrived := [m for m in after.members if m not in before.members]:
         return f"add {_ids(arrived)} as a learner"
     if promoted := [v for v in after.voters if v not in before.voters]:

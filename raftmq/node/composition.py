@@ -14,7 +14,7 @@ requests under way and hangs up. What is not handed over in time is left to an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -28,6 +28,7 @@ from raftmq.groups.model import GroupConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
+from raftmq.metadata.broker_messages import PartitionSize
 from raftmq.metadata.commands import Endpoint, FeatureUpdate, NodeState
 from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.engine import DrivenEngine
@@ -252,6 +253,7 @@ class NodeCore:
             move_locally=self._move_locally,
             learn_address=self._learn_address,
             quorum_view=self._quorum_view,
+            sizes_here=self._sizes_here,
         )
         self._compose_transactions()
         self.partitions = Partitions(
@@ -281,6 +283,11 @@ class NodeCore:
         self.transaction_expiry = TransactionExpiry(
             engine, rows, plane.clock, config, self.agreed_time.earliest_ms
         )
+
+    def _sizes_here(self) -> Iterator[PartitionSize]:
+        for partition in self.partitions.registry:
+            if partition.is_leader:
+                yield PartitionSize(partition.topic_id, partition.index, partition.size_bytes)
 
     def _replica_of(self, topic_id: TopicId, index: int) -> Partition | None:
         return self.partitions.registry.by_id(topic_id, index)

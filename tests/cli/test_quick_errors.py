@@ -40,6 +40,7 @@ WORDS: dict[str, str] = {
     "cluster quorum": "",
     "cluster describe": "",
     "cluster features": "",
+    "cluster balance": "",
     "cluster config show": "",
     "cluster config set": "a=b",
     "cluster config unset": "a",

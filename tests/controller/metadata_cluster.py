@@ -19,7 +19,7 @@ from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
-from raftmq.metadata.broker_messages import FORMAT_MAX
+from raftmq.metadata.broker_messages import FORMAT_MAX, PartitionSize
 from raftmq.metadata.commands import Endpoint, FeatureUpdate
 from raftmq.metadata.engine import EngineConfig
 from raftmq.metadata.features import SUPPORTED, Ranges, named
@@ -211,6 +211,7 @@ class Node:
             first_levels=lambda: cluster.first_levels,
         )
         self.moves: list[tuple[TopicId, int, NodeId]] = []
+        self.sizes: tuple[PartitionSize, ...] = ()
         self.control = ControlPlane(
             BrokerInfo(
                 self.self_id,
@@ -233,6 +234,7 @@ class Node:
             move_locally=self._move,
             learn_address=lambda _node_id, _where: None,  # no address is needed here
             quorum_view=lambda: None,
+            sizes_here=lambda: self.sizes,
         )
         self.engine.attach(self.replica, cluster.voters)
 

@@ -346,15 +346,12 @@ def test_progress_names_what_is_left_and_what_waits(machine: Machine) -> None:
     assert row.is_controller
     assert not row.is_empty
     assert not row.is_idle
-    assert [(s.topic, s.reason) for s in row.stuck] == [
-        ("one", "no other replica is in sync on a broker that may lead")
-    ]
+    assert row.stuck == ()
     _set(machine, NodeState.CORDONED, 4)
     row = told(1, _group("123", "45"))[node(3)]
     assert [(s.topic, s.partition) for s in row.stuck] == [
         ("a", 0),
         ("a", 1),
-        ("one", 0),
     ]
     assert "node 4 is cordoned; node 5 is new (`raftmq node add 5`)" in row.stuck[0].reason
     _set(machine, NodeState.MAINTENANCE, 3)
@@ -454,14 +451,17 @@ def test_a_drain_that_is_cancelled_brings_back_what_has_not_moved() -> None:
     assert verdict.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT, "node 4 is down"
     cluster.start(4)
     cluster.run(2_000)
+    before = [p.replicas for p in cluster.nodes[1].engine.image.topics["a"].partitions]
     cluster.auto_lead = False  # nothing that is ordered comes true
     _ask(cluster, ChangeNodesCall(node_ids=(3,), change="drain"))
     moving = cluster.nodes[1].engine.image.topics["a"].partitions
     assert any(p.moving_from for p in moving)
     _ask(cluster, ChangeNodesCall(node_ids=(3,), change="cancel-drain"))
     cluster.run(2_000)
-    for partition in cluster.nodes[1].engine.image.topics["a"].partitions:
-        assert sorted(partition.replicas) == [1, 2, 3]
+    for was, partition in zip(
+        before, cluster.nodes[1].engine.image.topics["a"].partitions, strict=True
+    ):
+        assert partition.replicas == was
 
 
 def test_a_node_that_was_removed_while_it_was_cut_off_ends() -> None:

@@ -31,6 +31,7 @@ from starlette.routing import Route
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
+from raftmq.server.admin.balance import BalancePage, balance_routes
 from raftmq.server.admin.pages import (
     LeadersPage,
     NodesPage,
@@ -88,6 +89,7 @@ class PageSources:
     faults: FaultPort | None
     nodes: NodesPage
     leaders: LeadersPage
+    balance: BalancePage
 
 
 def _faults_page(faults: FaultPort | None) -> Page:
@@ -118,6 +120,7 @@ PAGES: Final[Mapping[str, tuple[str, str]]] = {
     "/nodes/replace": ("POST", "raftmq node replace"),
     "/nodes/change": ("POST", "raftmq node add, drain, remove, ..."),
     "/moves": ("GET", "moves of replicas, planned and under way"),
+    "/balance": ("POST", "raftmq cluster balance"),
     "/leaders": ("GET", "leaders, and which node should lead"),
     "/leaders/transfer": ("POST", "raftmq leader transfer"),
     "/faults": ("GET, PUT, DELETE", "faults for tests; refused in production"),
@@ -175,6 +178,7 @@ def make_app(sources: PageSources) -> Starlette:
         Route("/faults", _faults_page(sources.faults), methods=["GET", "PUT", "DELETE"]),
         *nodes_routes(sources.nodes),
         *leaders_routes(sources.leaders),
+        *balance_routes(sources.balance),
     ]
     return Starlette(routes=routes)
 

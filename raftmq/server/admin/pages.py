@@ -102,7 +102,7 @@ def action_page(kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str
     return page
 
 
-async def _value_of(promise: Promise[_Value]) -> _Value:
+async def value_of(promise: Promise[_Value]) -> _Value:
     """Wait for a promise; raises what it fails with."""
     done = trio.Event()
     promise.when_done(lambda _promise: done.set())
@@ -219,7 +219,7 @@ class NodesPage:
     async def _asked(self, call: AdminRequest) -> dict[str, Any]:
         """The controller's verdict, and the steps that it names."""
         try:
-            verdict, *steps = await _value_of(self._control.call(call))
+            verdict, *steps = await value_of(self._control.call(call))
         except KafkaError as error:
             return {"code": error.code.name, "message": error.message, "steps": []}
         return {
@@ -353,7 +353,7 @@ class LeadersPage:
             expected_version=engine.image.version,
         )
         try:
-            await _value_of(promise)
+            await value_of(promise)
         except KafkaError as error:
             if error.code is ErrorCode.INVALID_UPDATE_VERSION:
                 return False

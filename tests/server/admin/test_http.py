@@ -52,7 +52,7 @@ async def status() -> dict[str, Any]:
 
 
 class NoCluster:
-    """In place of the pages of nodes and leaders."""
+    """In place of the pages of nodes, leaders and balances."""
 
     def show(self) -> dict[str, Any]:
         return {}
@@ -60,7 +60,7 @@ class NoCluster:
     async def replace(self, _wanted: Any) -> dict[str, Any]:
         raise AssertionError("nobody asks for it")
 
-    transfer = change = replace
+    transfer = change = balance = replace
     moves = show
 
 
@@ -73,6 +73,7 @@ def sources(**given: Any) -> PageSources:
         "faults": None,
         "nodes": NoCluster(),
         "leaders": NoCluster(),
+        "balance": NoCluster(),
     }
     return PageSources(**{**others, **given})
 

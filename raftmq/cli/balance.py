@@ -1,0 +1,196 @@
+"""`raftmq cluster balance`: even out replicas and preferred leaderships over brokers and racks.
+
+The controller plans the moves and the cluster makes them by itself, a few at a time; the command
+shows what and why, how far it is, and in the end whether every partition is where the plan wanted
+it. It may be ended at any time, and run again to go on watching.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from raftmq.cli.admin_port import AdminPort
+from raftmq.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    Timeout,
+    open_admin,
+    reported,
+    show,
+    show_json,
+)
+from raftmq.cli.console import note, out
+from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+
+MOVE_COLUMNS: Final = ("Partition", "From", "To", "Bytes", "Why")
+POLL_S: Final = 0.25
+LOST_S: Final = 30.0
+"""When no node has answered for so long it is not known how far it is."""
+RATE_AFTER_S: Final = 2.0
+"""Before that a guess of how long it takes would be worth nothing."""
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+Move = Mapping[str, Any]
+
+
+def balance(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show each move, why, and its quorums; move nothing.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Begin it and return at once.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", help="Watch it so long.", min=0)
+    ] = 24 * 3600.0,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Even out replicas and preferred leaderships over brokers and racks.
+
+    As few replicas as can be are moved, and of these the smallest. Two replicas of a partition in
+    one rack are parted first. Refused while moves of an operator are not done.
+
+    Examples: raftmq cluster balance --dry-run; raftmq cluster balance
+    """
+    with reported():
+        with open_admin(bootstrap, timeout) as admin:
+            port = AdminPort.find(admin, timeout)
+        if port is None:
+            raise CommandError("no node of this cluster names an admin port")
+        answer = port.post("/balance", {"dry_run": dry_run, "timeout_ms": round(timeout * 1000)})
+        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
+        ends_here = dry_run or no_wait or code != "NONE"
+        if as_json and ends_here:
+            show_json(answer)
+        if code != "NONE":
+            is_unknown = code == "REQUEST_TIMED_OUT"
+            raise CommandError(
+                f"{answer.get('message') or answer.get('error') or code} ({code})",
+                EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
+            )
+        if not as_json:
+            _show_plan(answer)
+        if not ends_here:
+            _watch(port, answer, wait, as_json=as_json)
+
+
+def _show_plan(answer: Mapping[str, Any]) -> None:
+    moves: list[Move] = answer["moves"]
+    if moves:
+        show(MOVE_COLUMNS, [_row(move) for move in moves], as_json=False)
+        for step in (step for move in moves for step in move["steps"]):
+            out(step)
+    copies = sum(_copies(move) for move in moves)
+    total = sum(max(0, move["copied_bytes"]) for move in moves)
+    more = " and more" if any(move["copied_bytes"] < 0 for move in moves) else ""
+    counts = f"{len(moves)} partitions, {copies} replicas to copy, {_bytes_text(total)}{more}"
+    out(f"{answer['message']}: {counts}" if moves else answer["message"])
+    for move in moves:
+        if move["code"] != "NONE":
+            out(f"not {_name(move)}: {move['message'] or move['code']}")
+
+
+def _name(move: Move) -> str:
+    return f"{move['topic']}-{move['partition']}"
+
+
+def _row(move: Move) -> tuple[object, ...]:
+    size = move["copied_bytes"]
+    told = "unknown" if size < 0 else _bytes_text(size) if _copies(move) else "-"
+    return _name(move), list(move["before"]), list(move["after"]), told, move["why"]
+
+
+def _copies(move: Move) -> int:
+    return len(set(move["after"]) - set(move["before"]))
+
+
+def _bytes_text(size: float) -> str:
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+# ---- progress ----
+
+
+def _watch(port: AdminPort, answer: Mapping[str, Any], wait: float, *, as_json: bool) -> None:
+    """Show how far it is until no move of a balance is left, and what came of these."""
+    ours = {(m["topic"], m["partition"]): m for m in answer["moves"] if m["code"] == "NONE"}
+    began = heard = time.monotonic()
+    shown = ""
+    while True:
+        now = time.monotonic()
+        try:
+            left = [m for m in port.get("/moves")["moves"] if m["origin"] == "balance"]
+            heard = now
+        except CommandError as error:
+            if error.code != EXIT_UNKNOWN or now - heard > LOST_S:
+                raise
+        else:
+            if not left:
+                _end(port, answer, ours, as_json=as_json)
+                return
+            text = _left_text(left)
+            if text != shown and not as_json:
+                out(text + _time_left(ours, left, now - began))
+            shown = text
+        if now - began >= wait:
+            note("The cluster goes on by itself; run the same again to watch it.")
+            raise CommandError(f"it is not even yet: {shown}", EXIT_UNKNOWN)
+        time.sleep(POLL_S)
+
+
+def _left_text(left: Sequence[Move]) -> str:
+    running = [move for move in left if move["is_running"]]
+    lines = [f"left: {len(left)} partitions, {len(running)} of them on their way"]
+    lines += [f"  {_name(move)} waits: {move['reason']}" for move in running if move["reason"]]
+    return "\n".join(lines)
+
+
+def _time_left(ours: Mapping[tuple[str, int], Move], left: Sequence[Move], passed_s: float) -> str:
+    """How long it may still take, by the bytes of what is done already."""
+    keys = [(move["topic"], move["partition"]) for move in left]
+    weights = {key: 1 + max(0, move["copied_bytes"]) for key, move in ours.items()}
+    to_go = sum(weights.get(key, 1) for key in keys)
+    done = sum(weights.values()) - sum(weights.get(key, 0) for key in keys)
+    if done <= 0 or passed_s < RATE_AFTER_S:
+        return ""
+    seconds = passed_s * to_go / done
+    if seconds < 90:
+        return f" (about {max(1, round(seconds))} s to go)"
+    return f" (about {round(seconds / 60)} min to go)"
+
+
+def _end(
+    port: AdminPort,
+    answer: Mapping[str, Any],
+    ours: Mapping[tuple[str, int], Move],
+    *,
+    as_json: bool,
+) -> None:
+    """Compare what came of it with what was planned."""
+    now = {(p["topic"], p["partition"]): p["replicas"] for p in port.get("/leaders")["partitions"]}
+    changed = []
+    for key, move in ours.items():
+        if key not in now:
+            changed.append(f"{_name(move)} was deleted meanwhile")
+        elif now[key] != list(move["after"]):
+            there = ",".join(map(str, now[key]))
+            wanted = ",".join(map(str, move["after"]))
+            changed.append(f"{_name(move)} is on {there} and not on {wanted}: changed meanwhile")
+    if as_json:
+        show_json({**answer, "is_done": True, "changed": changed})
+        return
+    for text in changed:
+        out(text)
+    others = ", the others as planned" if changed else ", as planned" if ours else ""
+    out(f"done: {len(ours)} partitions moved{others}" if ours else "done: it is even")
