@@ -439,6 +439,8 @@ def planned_load_of(image: MetadataImage) -> Load:
     """How many replicas each broker has or is to have, once what is planned has begun."""
     return Load(
         tuple(dict.fromkeys((*partition.replicas, *partition.planned)))
+        if partition.planned
+        else partition.replicas
         for topic in image.topics_by_id()
         for partition in topic.partitions
     )

@@ -12,7 +12,7 @@ from raftmq.metadata.broker_messages import MoveRequest, Outcome, PlanMovesCall
 from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, Reassignment, reassignment_of
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
-from raftmq.server.kafka.handlers.reassignments import MOVES_PER_CALL
+from raftmq.server.kafka.handlers.reassignments import MOVES_PER_CALL, WAIT_MS_MAX
 from raftmq.types import LeaderEpoch, NodeId, TopicId
 from tests.server.kafka.test_admin_handlers import decide
 from tests.server.kafka.world import NODES, FakeSlot, World, broker_image
@@ -319,6 +319,9 @@ def test_a_node_that_lags_does_not_say_that_nothing_moves(world: World) -> None:
     move(world, "t", 1, planned=nodes(2, 3, 4))
     barrier.resolve(None)
     assert list(moving(world.read(LIST, 0, slot))) == [("t", 1)]
+    for timeout, bound in ((-1, 1), (1 << 30, WAIT_MS_MAX)):
+        world.ask(LIST, 0, topics=None, timeout=timeout)
+        assert asked[-1] == {"timeout_ms": bound}
 
 
 def test_a_node_without_a_controller_says_so(world: World) -> None:

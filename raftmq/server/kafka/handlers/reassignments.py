@@ -26,8 +26,10 @@ Outcomes: TypeAlias = tuple[Outcome, ...]
 Wanted: TypeAlias = dict[TopicPartition, MoveRequest | None]
 """What is asked of each partition; None where it is named twice."""
 
-MOVES_PER_CALL: Final = 250
-"""A larger request is several calls of the controller, which plans each in one go."""
+MOVES_PER_CALL: Final = 100
+"""A larger request is several calls of the controller, which plans each in one go; all nodes apply
+its moves in one go, too, and each move costs as much as its topic has partitions."""
+WAIT_MS_MAX: Final = 60_000
 _FACTOR_FROM: Final = 1
 
 
@@ -131,7 +133,7 @@ def _call(
 def list_(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer ListPartitionReassignments; what is not there, or does not move, is left out."""
     # A node that lags must not say that nothing moves: tools take throttles away then.
-    barrier = broker.engine.read_barrier(timeout_ms=max(request.timeout, 1))
+    barrier = broker.engine.read_barrier(timeout_ms=min(max(request.timeout, 1), WAIT_MS_MAX))
     if not barrier.is_done:
         yield barrier
     if barrier.error is not None:
