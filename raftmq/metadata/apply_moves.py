@@ -7,8 +7,9 @@ makes the first true, one member at a time, its leader reports the second, the r
 Invariants: an order to delete names a Raft group. It is made for a node that is not wanted, by a
 report that names it neither as a voter nor as a learner and whose leader has seen that it is not
 wanted: an earlier one may be about to let it vote. It is taken back only where the node is wanted
-again. A cancelled move goes back to exactly the replicas of before. Below LEVEL_OF_MOVES nothing is
-planned or dismissed, and an order is made as soon as a voter is reported to have left.
+again. A cancelled move goes back to exactly the replicas of before, and never begins if it had not:
+an order that was on its way by then is rejected. Below LEVEL_OF_MOVES nothing is planned or
+dismissed, and an order is made as soon as a voter is reported to have left.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ def reassign_partition(image: MetadataImage, envelope: Envelope, offset: Offset)
     topic, partition = found
     if command.expected not in ((), partition.replicas):
         return image, Rejection(ErrorCode.INVALID_UPDATE_VERSION, "its replicas are others by now")
+    is_of_plan = command.expected and command.origin in (Origin.OPERATOR, Origin.BALANCE)
+    if is_of_plan and partition.planned != command.replicas:
+        return image, Rejection(ErrorCode.INVALID_UPDATE_VERSION, "that is not planned any more")
     if image.level < LEVEL_OF_MOVES:
         changed = evolve(partition, replicas=command.replicas)
     else:

@@ -220,7 +220,8 @@ class ReassignPartition(Command, frozen=True, kw_only=True):
     """Order a partition onto these brokers, preferred first; its own Raft group makes it so.
 
     It is rejected if the partition is not the one of that `creation_epoch` (-1: whichever), or if
-    its replicas are not `expected`, those that the order was computed from (none: whichever).
+    its replicas are not `expected`, those that the order was computed from (none: whichever). With
+    `expected`, a move of an operator or of the balance is what is planned, or is rejected as well.
     """
 
     topic_id: TopicId

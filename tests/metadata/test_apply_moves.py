@@ -170,8 +170,9 @@ def test_a_move_that_is_ordered_back_is_none_any_more(machine: Moving) -> None:
 
 
 def test_a_move_is_compared_with_what_its_planner_saw(machine: Moving) -> None:
-    assert isinstance(machine.reassign(4, 2, 3, expected=(1, 2, 3)), Done)
-    late = machine.reassign(5, 2, 3, expected=(1, 2, 3))
+    drain = Origin.DRAIN
+    assert isinstance(machine.reassign(4, 2, 3, expected=(1, 2, 3), origin=drain), Done)
+    late = machine.reassign(5, 2, 3, expected=(1, 2, 3), origin=drain)
     assert isinstance(late, Rejection)
     assert late.code is ErrorCode.INVALID_UPDATE_VERSION
     assert machine.partition.replicas == (4, 2, 3)
@@ -180,7 +181,8 @@ def test_a_move_is_compared_with_what_its_planner_saw(machine: Moving) -> None:
     assert isinstance(other, Rejection)
     assert other.code is UNKNOWN
     machine.report(2, 3, 4)
-    assert isinstance(machine.reassign(5, 2, 3, expected=(4, 2, 3)), Done), "a report is no change"
+    again = machine.reassign(5, 2, 3, expected=(4, 2, 3), origin=drain)
+    assert isinstance(again, Done), "a report is no change"
 
 
 def test_a_move_that_begins_is_planned_no_more(machine: Moving) -> None:
@@ -193,6 +195,24 @@ def test_a_move_that_begins_is_planned_no_more(machine: Moving) -> None:
     assert machine.partition.planned == ()
     machine.report(2, 3, 4)
     assert machine.partition.origin is Origin.NONE
+
+
+@pytest.mark.parametrize("origin", [Origin.OPERATOR, Origin.BALANCE])
+@pytest.mark.parametrize("then", [(), (5, 2, 3), (1, 2, 3)], ids=["cancelled", "other", "back"])
+def test_what_is_planned_no_more_does_not_begin(
+    machine: Moving, origin: Origin, then: tuple[int, ...]
+) -> None:
+    """The planner's order was on its way when the plan was taken back."""
+    machine.plan(4, 2, 3, origin=origin)
+    assert machine.plan(*then, origin=origin) is ErrorCode.NONE
+    before = machine.partition
+    late = machine.reassign(4, 2, 3, expected=(1, 2, 3), origin=origin)
+    assert isinstance(late, Rejection)
+    assert late.code is ErrorCode.INVALID_UPDATE_VERSION
+    assert machine.partition == before
+    machine.plan(4, 2, 3, origin=origin)
+    begun = machine.reassign(4, 2, 3, expected=(1, 2, 3), origin=origin)
+    assert isinstance(begun, Done)
 
 
 def test_what_is_planned_has_an_owner_while_another_move_ends(machine: Moving) -> None:
