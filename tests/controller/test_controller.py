@@ -24,7 +24,17 @@ from raftmq.metadata.broker_messages import (
     NewTopic,
     Outcome,
 )
-from raftmq.metadata.commands import AnyCommand, CreateTopics, ReportVoters
+from raftmq.metadata.commands import (
+    AnyCommand,
+    ChangeNodes,
+    CreateTopics,
+    FeatureUpdate,
+    NodeChange,
+    NodeState,
+    ReassignPartition,
+    ReportVoters,
+)
+from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, PartitionImage
 from raftmq.metadata.snapshot import encode_image
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId
@@ -567,6 +577,72 @@ def test_voters_that_a_leader_states_are_recorded() -> None:
     assert after.replicas == partition.replicas
     assert after.voters == (1, 2, 3)
     assert after.voters_epoch == 9
+
+
+def test_from_level_4_on_members_are_reported_of_their_group_and_again_for_another_target() -> None:
+    levels = (FeatureUpdate(RAFTMQ_LEVEL, LEVEL_OF_MOVES),)
+    cluster = _formed(4, first_levels=levels)
+    [outcome] = _create(cluster, NewTopic(name="a", assignments={0: (1, 2, 3)}))
+    assert outcome.topic_id is not None
+    cluster.auto_lead = False
+    engine = cluster.nodes[1].engine
+
+    def partition() -> PartitionImage:
+        return engine.image.topics["a"].partitions[0]
+
+    def reassign(*replicas: int) -> None:
+        nodes = tuple(map(NodeId, replicas))
+        engine.propose(
+            ReassignPartition(topic_id=outcome.topic_id, partition=0, replicas=nodes)  # type: ignore[arg-type]
+        )
+        cluster.run(50)
+
+    def led(epoch: int, seen_version: int, creation_epoch: int) -> None:
+        cluster.nodes[1].control.partition_led(
+            outcome.topic_id,  # type: ignore[arg-type]  # it was made
+            0,
+            leader_epoch=LeaderEpoch(epoch),
+            isr=[cluster.nodes[1].self_id],
+            voters=[cluster.nodes[n].self_id for n in (1, 2, 3)],
+            seen_version=seen_version,
+            creation_epoch=creation_epoch,
+        )
+        cluster.run(300)
+
+    reassign(4, 2, 3)
+    creation_epoch = partition().creation_epoch
+    led(9, engine.image.version + 1_000, creation_epoch - 1)
+    reassign(1, 2, 3)
+    assert partition().dismissed == (4,)
+    assert partition().voters_epoch < 9, "that was another group"
+    led(10, engine.image.version + 1_000, creation_epoch)
+    assert (partition().dismissed, partition().voters_epoch) == ((), 10)
+    reassign(4, 2, 3)
+    reassign(1, 2, 3)  # what its leader has stated already is news for this target
+    cluster.run(300)
+    assert partition().dismissed == ()
+
+
+def test_brokers_that_take_no_replicas_get_none_and_are_named_where_they_are_missed() -> None:
+    cluster = _formed(4, first_levels=(FeatureUpdate(RAFTMQ_LEVEL, LEVEL_OF_MOVES),))
+    states = {2: NodeState.CORDONED, 4: NodeState.DRAINING}
+    changes = tuple(NodeChange(NodeId(n), state) for n, state in states.items())
+    cluster.nodes[1].engine.propose(ChangeNodes(changes=changes))
+    cluster.run(100)
+    three = {"partitions": 4, "replication_factor": 3}
+    [refused] = _create(cluster, NewTopic(name="a", **three))
+    assert refused.code is ErrorCode.INVALID_REPLICATION_FACTOR
+    assert refused.message == (
+        "The target replication factor of 3 cannot be reached because only 2 broker(s) take new "
+        "replicas: broker 2 is cordoned, broker 4 is draining."
+    )
+    [by_hand] = _create(cluster, NewTopic(name="a", assignments={0: (1, 2)}))
+    assert by_hand.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert by_hand.message == "Broker 2 takes no replicas, since it is cordoned."
+    [made] = _create(cluster, NewTopic(name="a", partitions=4, replication_factor=2))
+    assert made.code is ErrorCode.NONE
+    partitions = cluster.nodes[1].engine.image.topics["a"].partitions
+    assert {n for partition in partitions for n in partition.replicas} == {1, 3}
 
 
 def test_the_newest_row_decides_what_is_reported_of_voters(

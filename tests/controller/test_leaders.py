@@ -38,6 +38,20 @@ def _led(table: LeaderTable, epoch: int, *, leader: int = 1, isr: tuple[int, ...
     return row is not None
 
 
+def test_the_next_life_of_a_partition_begins_again_with_low_epochs() -> None:
+    table = LeaderTable()
+    where = TOPIC, 0
+    first = LeaderRow(*where, LeaderEpoch(9), 0, NodeId(1), (), (), creation_epoch=4)
+    older = LeaderRow(*where, LeaderEpoch(8), 0, NodeId(3), (), ())
+    second = LeaderRow(*where, LeaderEpoch(1), 0, NodeId(2), (), (), creation_epoch=7)
+    assert table.merge([first, older]) == [first], "an older node does not say of which life it is"
+    assert table.merge([second]) == [second]
+    late = LeaderRow(*where, LeaderEpoch(10), 0, NodeId(1), (), (), creation_epoch=4)
+    assert table.merge([late]) == []
+    assert table.get(*where) == second
+    assert decode_rows(encode_rows([second])) == [second]
+
+
 def test_nobody_was_ever_known() -> None:
     assert LeaderTable().get(TOPIC, 0) is None
 

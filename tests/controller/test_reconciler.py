@@ -33,7 +33,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.types import RaftGroupId, TopicPartition
-from tests.metadata.metadata_commands import ENVELOPES, Machine, creation, node, topic_id
+from tests.metadata.metadata_commands import ENVELOPES, Machine, creation, node, raised, topic_id
 
 
 @pytest.fixture
@@ -135,6 +135,22 @@ def test_a_reassigned_replica_stays_until_its_group_let_it_go(machine: Machine) 
     assert isinstance(again, StartReplica)
     assert again.is_return  # its group began with it, and goes on without it
     assert [a for a in at_start(machine.image, node(1), []) if a == again]
+
+
+def test_what_a_node_is_dismissed_from_is_neither_run_nor_put_aside(machine: Machine) -> None:
+    """It is ordered away, or wanted again, and then goes on with what it has."""
+    machine.register_all(5)
+    machine.image = raised(machine.image)
+    before = machine.image
+    for last in (4, 5, 3):
+        replicas = tuple(map(node, (1, 2, last)))
+        machine.apply(ReassignPartition(topic_id=topic_id(1), partition=0, replicas=replicas))
+    assert machine.image.topics["a"].partitions[0].dismissed == (4, 5)
+    [told] = reconcile(before, machine.image, node(1))
+    assert isinstance(told, UpdateTarget), "its leader says that it has seen it all"
+    assert at_start(machine.image, node(5), [(topic_id(1), 0)]) == []
+    [stranger] = at_start(machine.image, node(5), [(topic_id(1), 1)])
+    assert isinstance(stranger, Quarantine)
 
 
 def test_unknown_folders_are_put_aside_never_deleted(machine: Machine) -> None:
