@@ -46,10 +46,13 @@ def test_a_node_comes_and_another_one_goes_under_load(tmp_path: Path) -> None:
             dry = cluster.run("node", "add", "4", "--dry-run")
             assert dry.returncode == 0, dry.stderr
             assert "would begin" in dry.stdout
+            assert "(replicas: node " in dry.stdout, "each move of its share, and why"
             assert _nodes(cluster, 2)[4]["node_state"] == "new"
             added = cluster.run("node", "add", "4")
             assert added.returncode == 0, added.stdout + added.stderr
             assert "done: node 4 is part of the cluster; metadata voters: 1, 2, 3" in added.stdout
+            counts = [node["replicas"] for node in _nodes(cluster, 2).values()]
+            assert (sum(counts), max(counts) - min(counts) <= 1) == (42, True), counts
             load.wait_for(500, 90)
             done = cluster.run("node", "drain", "1", timeout_s=300)
             assert done.returncode == 0, done.stdout + done.stderr
