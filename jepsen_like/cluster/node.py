@@ -409,6 +409,7 @@ class ClusterNode:
             replica_lag_time_max_ms=1_000,
             retention_check_ms=500,
             scrub_bytes_per_s=1 << 20,
+            replica_catchup_bytes_per_s=options.catch_up_bytes_per_s,
             topic_create_wait_ms=500,
             open_files_max=options.open_files_max,
             shutdown_timeout_ms=3_000,

@@ -8,6 +8,7 @@ Times are virtual milliseconds.
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
 import attrs
 from attrs import frozen
@@ -69,6 +70,10 @@ TOPIC_CONFIGS: tuple[tuple[tuple[str, str], ...], ...] = (
 """What a topic may be created with, beside the brokers' defaults."""
 
 
+SLOW_CATCH_UP: Final = 64 << 10
+"""Bytes per second that replicas that catch up have to share: most of them wait."""
+
+
 @frozen(kw_only=True)
 class ClusterOptions:
     """Settings of one run."""
@@ -115,6 +120,7 @@ class ClusterOptions:
     retention_bytes: int = -1
     open_files_max: int = 1_024
     snapshot_bytes: int = 1 << 20
+    catch_up_bytes_per_s: int = 12 << 20
     broker_session_ms: int = 750
     session_ms: int = 500
     rebalance_ms: int = 500
@@ -215,6 +221,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     if Random(f"voters {seed}").random() < 0.25:
         weights["crash-voter"] = 0.5
     is_patient = Random(f"patience {seed}").random() < 0.25
+    catch_up = Random(f"catch-up {seed}").choice((12 << 20, 12 << 20, 0, SLOW_CATCH_UP))
     is_astray = Random(f"astray {seed}").random() < 0.25
     transactional = Random(f"transactions {seed}").choice((0, 0, 2))
     if transactional:
@@ -251,5 +258,6 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         slowdown=8.0,
         astray=0.1 if is_astray else 0.0,
         transactional=0 if expires else transactional,
+        catch_up_bytes_per_s=catch_up,
     )
     return options.with_patience() if is_patient else options

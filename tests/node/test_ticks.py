@@ -127,6 +127,24 @@ async def test_a_node_quiescent_wakes_once_per_heartbeat(
     assert bench.wakes_ms == [start_ms + HEARTBEAT_TICKS * TICK_MS * n for n in (1, 2)]
 
 
+async def test_who_was_held_back_is_woken_by_ticks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else does: a replica that catches up would stand still for ever."""
+    says(monkeypatch, quiescent=False)
+    rate = bench.plane.catch_up.rate
+    rate.set_limit(1_000)
+    rate.admit(2 * TICK_MS, 1, list, is_needed=False)
+    woken: list[float] = []
+
+    def wake() -> None:
+        woken.append(bench.clock.now_ms)
+
+    assert not rate.admit(1, 1, wake, is_needed=False)
+    await bench.wake(4)
+    assert len(woken) == 1
+
+
 async def test_who_pauses_goes_on_at_a_tick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one that is not before its time; none of them asks for a wake-up of its own."""
     says(monkeypatch, quiescent=True)
