@@ -85,7 +85,7 @@ def balance(
 def _show_plan(answer: Mapping[str, Any]) -> None:
     moves: list[Move] = answer["moves"]
     if moves:
-        show(MOVE_COLUMNS, [_row(move) for move in moves], as_json=False)
+        show(MOVE_COLUMNS, [row for move in moves for row in _rows(move)], as_json=False)
         for step in (step for move in moves for step in move["steps"]):
             out(step)
     copies = sum(_copies(move) for move in moves)
@@ -102,10 +102,15 @@ def _name(move: Move) -> str:
     return f"{move['topic']}-{move['partition']}"
 
 
-def _row(move: Move) -> tuple[object, ...]:
+def _rows(move: Move) -> list[tuple[object, ...]]:
+    """A move, each of its reasons on a line of its own."""
     size = move["copied_bytes"]
     told = "unknown" if size < 0 else _bytes_text(size) if _copies(move) else "-"
-    return _name(move), list(move["before"]), list(move["after"]), told, move["why"]
+    first, *more = move["why"].split("; ")
+    return [
+        (_name(move), list(move["before"]), list(move["after"]), told, first),
+        *(("", "", "", "", why) for why in more),
+    ]
 
 
 def _copies(move: Move) -> int:
@@ -192,5 +197,6 @@ def _end(
         return
     for text in changed:
         out(text)
-    others = ", the others as planned" if changed else ", as planned" if ours else ""
-    out(f"done: {len(ours)} partitions moved{others}" if ours else "done: it is even")
+    others = ", the others not as planned" if changed else ", as planned"
+    moved = len(ours) - len(changed)
+    out(f"done: {moved} partitions moved{others}" if ours else "done: it is even")
