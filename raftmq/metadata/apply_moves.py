@@ -330,6 +330,14 @@ def forget_node(image: MetadataImage, node_id: NodeId, *, is_gone: bool = False)
 
 
 def by_group(image: MetadataImage) -> MetadataImage:
-    """The same state in the form of LEVEL_OF_MOVES, which its level has just reached."""
+    """The same state in the form of LEVEL_OF_MOVES, which its level has just reached.
+
+    Moves that are under way count as ordered now: their leaders say that they have seen them.
+    """
     removals: Removals = Map({order.group: order for order in image.removals.values()})
-    return evolve(image, removals=removals)
+    after = evolve(image, removals=removals)
+    for topic, partition in all_partitions(image):
+        if sorted(partition.voters) != sorted(partition.replicas):
+            changed = evolve(partition, target_version=image.features_epoch)
+            after = _with_partition(after, after.topics[topic.name], changed)
+    return after

@@ -68,16 +68,19 @@ class Targets:
 
     def seen(self, replica: Replica) -> int:
         """The version of what metadata wants of a group that is led here, once it is certain that
-        no leader of a later term will act on an older one; UNSEEN before."""
+        no leader of a later term will act on an older one; UNSEEN before, and where nobody is to
+        delete anything."""
         group, term = replica.group, replica.core.term
         topic = self._engine.image.topic_by_id(group.topic_id)
         if topic is None or not topic.has(group):
             return UNSEEN
-        wanted = _Seen(term, topic.partitions[group.partition].target_version)
-        if wanted.version < 0:
-            return UNSEEN  # nobody ever changed it
+        partition = topic.partitions[group.partition]
+        wanted = _Seen(term, partition.target_version)
         seen = self._seen.get(group)
-        if seen != wanted and self._confirming.get(group) != wanted:
+        # Without anybody who could be ordered to go, nobody asks, and a node that comes to lead
+        # thousands of partitions at once has enough to do.
+        matters = partition.dismissed or not {*partition.voters} <= {*partition.replicas}
+        if matters and seen != wanted and self._confirming.get(group) != wanted:
             self._confirming[group] = wanted
             replica.read_barrier().when_done(
                 lambda promise: self._confirmed(replica, wanted, promise)

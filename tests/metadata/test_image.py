@@ -217,9 +217,10 @@ def test_a_snapshot_of_format_4_without_moves_is_refused() -> None:
 def test_a_snapshot_of_the_level_before_is_read_and_its_orders_are_found_after_a_raise() -> None:
     machine = Machine()
     machine.register_all(1, 2)
-    machine.apply(CreateTopics(topics=(creation("a", 1, (1, 2)),)))
+    machine.apply(CreateTopics(topics=(creation("a", 1, (1, 2)), creation("b", 2, (1,), (2,)))))
     group = machine.image.topics["a"].group_id(0)
     machine.apply(DeleteTopics(topic_ids=(topic_id(1),)))
+    machine.apply(ReassignPartition(topic_id=topic_id(2), partition=0, replicas=(node(2),)))
     older = evolve(machine.image, features=Map({"raftmq.level": 3}), features_epoch=0)
     data = encode_image(older)
     assert data[4:6] == b"\0\3"
@@ -233,6 +234,8 @@ def test_a_snapshot_of_the_level_before_is_read_and_its_orders_are_found_after_a
     update = UpdateFeatures(updates=(FeatureUpdate("raftmq.level", 4),))
     assert isinstance(machine.apply(update), Done)
     assert machine.image.removal(group) == before is not None
+    versions = [p.target_version for p in machine.image.topics["b"].partitions]
+    assert versions == [machine.image.version, -1], "a move that is under way is to be seen anew"
     assert decode_image(encode_image(machine.image)) == machine.image
     groups = ((*group,),)
     machine.apply(ConfirmRemoved(node_id=node(1), replicas=(), groups=groups))

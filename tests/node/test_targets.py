@@ -104,6 +104,12 @@ def test_what_is_wanted_is_seen_once_followers_confirmed_the_leader(world: World
     world.rounds[0].resolve(RaftIndex(9))
     assert world.restated == [world.machine.group]
     assert world.seen() == first
+    world.machine.report(1, 2, 3, 4)
+    world.machine.report(2, 3, 4)
+    world.core.term = 6
+    assert world.seen() == UNSEEN
+    assert len(world.rounds) == 1, "nobody is to go, so nobody asks"
+    world.core.term = 5
     world.machine.reassign(5, 2, 3)
     assert world.seen() == first, "of the next one nothing is known yet"
     world.rounds[1].fail(NO_LEADER)
