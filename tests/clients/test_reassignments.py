@@ -262,6 +262,23 @@ def test_kafkas_tool_changes_its_mind_and_the_factor(
     assert "Unknown broker id 9" in tool.refused("--execute")
 
 
+@pytest.mark.polyglot
+def test_kafkas_tool_fills_a_broker_that_joined(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        tool = Tool(cluster, tmp_path, "t")
+        create(cluster, "t", (1, 2, 3), (2, 3, 1), records=4)
+        cluster.add_node()
+        tool.plan((2, 3, 4), (2, 3, 1))
+        told = tool.refused("--execute")
+        assert "t-0: Broker 4 takes no replicas, since it is new: `raftmq node add 4`" in told
+        added = cluster.run("node", "add", "4", "--no-wait")
+        assert added.returncode == 0, added.stderr
+        tool.with_plan("--execute", "--additional")
+        tool.wait_done(2)
+        assert replicas_of(cluster, "t") == [[2, 3, 4], [2, 3, 1]]
+        assert read_numbers(cluster, "t", 0) == [0, 1, 2, 3]
+
+
 def test_kafka_python_moves_and_cancels(shared_cluster: Cluster, unique: str) -> None:
     cluster = shared_cluster
     create(cluster, unique, (1, 2), (2, 1))
