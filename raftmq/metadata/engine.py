@@ -25,6 +25,7 @@ from raftmq.replication.membership import TargetMembership
 from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex, ReplicaId
 
 ImageCallback = Callable[[MetadataImage, MetadataImage], None]
+BatchCallback = Callable[[MetadataImage], None]
 
 
 class CommandNotAppliedError(KafkaError):
@@ -84,6 +85,11 @@ class MetadataEngine(Protocol):
 
     def on_image(self, callback: ImageCallback) -> None:
         """Call `callback(before, after)` after every change of the image."""
+        ...
+
+    def on_batch(self, callback: BatchCallback) -> None:
+        """On the controller, call `callback(image)` before commands enter the log, with the image
+        that they will leave unless they are lost. What is proposed there enters with them."""
         ...
 
     @property

@@ -38,6 +38,7 @@ from raftmq.metadata.commands import (
     version_of,
 )
 from raftmq.metadata.engine import (
+    BatchCallback,
     CommandNotAppliedError,
     EngineConfig,
     Forwarder,
@@ -126,6 +127,7 @@ class RaftMetadataEngine:
         self._first_levels = first_levels
         self._replica: MetadataReplica | None = None
         self._callbacks: list[ImageCallback] = []
+        self._batch_callbacks: list[BatchCallback] = []
         self._role_callbacks: list[Callable[[], None]] = []
         self._submissions = Submissions()
         self._queue = CommandQueue()
@@ -217,6 +219,10 @@ class RaftMetadataEngine:
         """Call `callback(before, after)` after every change of the image."""
         self._callbacks.append(callback)
 
+    def on_batch(self, callback: BatchCallback) -> None:
+        """Call `callback(image)` before commands enter the log; see the port."""
+        self._batch_callbacks.append(callback)
+
     def on_role(self, callback: Callable[[], None]) -> None:
         """Call `callback()` when the group has another leader or term."""
         self._role_callbacks.append(callback)
@@ -272,7 +278,8 @@ class RaftMetadataEngine:
             self._note_role()
         if self._submissions.has_unsent:
             self._send_unsent()
-        if self._queue.commands:
+        if self._queue.commands and not self._queue.is_in_flight:
+            self._tell_of_batch()
             self._append_queue()
         if self._rounds.is_due:
             self._begin_barrier()
@@ -511,6 +518,15 @@ class RaftMetadataEngine:
             self._work_came()
         else:
             forward.become(ForwardState.FAILED)
+
+    def _tell_of_batch(self) -> None:
+        """Let what the next batch makes possible go with it."""
+        if self._led is None:
+            return
+        for callback in self._batch_callbacks:
+            callback(self._queue.trial or self.image)
+        if self._submissions.has_unsent:
+            self._send_unsent()
 
     def _append_queue(self) -> None:
         """Append what waits as one batch, unless one is under way."""

@@ -266,7 +266,7 @@ class CommandQueue:
         self.commands: list[bytes] = []
         self.size_bytes = 0
         self._in_flight_end: Offset | None = None
-        self._trial: MetadataImage | None = None
+        self.trial: MetadataImage | None = None
         """The image as the queue and the batch under way will leave it; None: as it is."""
 
     @property
@@ -280,9 +280,9 @@ class CommandQueue:
         It is tried on the newest image there will be when its turn has come. What raises there
         would end every node, at each of its starts, once it is in the log.
         """
-        if self._trial is None or (self._in_flight_end is None and not self.commands):
-            self._trial = image
-        before = self._trial
+        if self.trial is None or (self._in_flight_end is None and not self.commands):
+            self.trial = image
+        before = self.trial
         try:
             envelope = decode_envelope(command)
             if envelope.incarnation > incarnation_max(before, envelope.node_id):
@@ -296,7 +296,7 @@ class CommandQueue:
         # What raises the level is of the new level itself.
         if reason := write_error(type(envelope.command).__name__, envelope.version, trial):
             return result.message if isinstance(result, Rejection) else reason
-        self._trial = trial
+        self.trial = trial
         self.commands.append(command)
         self.size_bytes += len(command)
         return ""
@@ -330,7 +330,7 @@ class CommandQueue:
         self.commands.clear()
         self.size_bytes = 0
         self._in_flight_end = None
-        self._trial = None
+        self.trial = None
 
 
 def incarnation_max(image: MetadataImage, node_id: NodeId) -> int:

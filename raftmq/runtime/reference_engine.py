@@ -39,7 +39,7 @@ from raftmq.metadata.commands import (
     encode_envelope,
     version_of,
 )
-from raftmq.metadata.engine import CommandNotAppliedError, ImageCallback
+from raftmq.metadata.engine import BatchCallback, CommandNotAppliedError, ImageCallback
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.metadata.snapshot import decode_image, encode_image
@@ -263,6 +263,9 @@ class ReferenceMetadataEngine:
     def on_image(self, callback: ImageCallback) -> None:
         """Call `callback(before, after)` after every change of the image."""
         self._callbacks.append(callback)
+
+    def on_batch(self, callback: BatchCallback) -> None:
+        """Never called: the library batches out of sight."""
 
     def on_role(self, callback: Callable[[], None]) -> None:
         """Call `callback()` when another node leads."""

@@ -79,6 +79,16 @@ class Engine(Protocol):
         """The newest applied state on this node."""
         ...
 
+    @property
+    def controller_id(self) -> NodeId | None:
+        """The leader of the metadata group, as far as this node knows."""
+        ...
+
+    def on_batch(self, callback: Callable[[MetadataImage], None]) -> None:
+        """Call `callback(image)` on the controller before commands enter the log that leave that
+        image; what is proposed there enters with them."""
+        ...
+
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
         """Kept once this node has applied all that was committed before the call."""
         ...
@@ -120,6 +130,7 @@ class TransactionCoordinator:
         self._parked: dict[str, list[_Request]] = {}
         self.parked_count = 0
         engine.on_image(self._image_changed)
+        engine.on_batch(self._batch_comes)
 
     @property
     def is_offered(self) -> bool:
@@ -129,7 +140,19 @@ class TransactionCoordinator:
     # ---- what clients ask ----
 
     def find(self, transactional_id: str) -> NodeId | None:
-        """The node that an id's producer is sent to; None without live brokers."""
+        """The node that an id's producer is sent to; None without one that may coordinate.
+
+        The controller, where rows of all producers meet a hop before the log; while there is none,
+        or it takes no such work, another one. A controller that was is asked on, and serves as any
+        node does.
+        """
+        controller = self._engine.controller_id
+        if controller in self._engine.image.coordinators():
+            return controller
+        return self.listed_by(transactional_id)
+
+    def listed_by(self, transactional_id: str) -> NodeId | None:
+        """The one node that lists an id, whoever serves it; None as in `find`."""
         return candidate(transactional_id, self._engine.image.coordinators())
 
     def init_producer(
@@ -339,6 +362,9 @@ class TransactionCoordinator:
         known = self._engine.image.transactions.get(request.transactional_id)
         if request.waits and _is_ending(known) and self._park(request):
             return
+        self._send(request, known)
+
+    def _send(self, request: _Request, known: Transaction | None) -> None:
         request.tries_left -= 1
         self._rows.add(request.make(known)).when_done(partial(self._tried, request))
 
@@ -392,13 +418,24 @@ class TransactionCoordinator:
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if not self._parked or before.transactions is after.transactions:
             return
-        ids = after.transactions.ids
+        self._go_on(after)
+
+    def _batch_comes(self, after: MetadataImage) -> None:
+        """What may begin once the next commands are applied begins with them: between two
+        transactions of a producer that is one round of the metadata group less. Where they are
+        lost, so are the rows of those that begin, or they are refused and wait on."""
+        if self._parked and after.transactions is not self._engine.image.transactions:
+            self._go_on(after)
+        self._rows.send_now()
+
+    def _go_on(self, image: MetadataImage) -> None:
+        ids = image.transactions.ids
         ended = [name for name in self._parked if not _is_ending(ids.get(name))]
         for name in ended:
             waiting = self._parked.pop(name)
             self.parked_count -= len(waiting)
             for request in waiting:
-                self._try(request)
+                self._send(request, ids.get(name))
 
 
 def _is_ending(known: Transaction | None) -> bool:

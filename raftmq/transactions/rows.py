@@ -1,7 +1,8 @@
 """Rows of transactions on their way to the metadata group: many in one command, each with a result.
 
 What is asked for in one turn of the loop leaves together at its end; while commands are under way
-the next ones gather, and what comes late joins them. Never judges a row: that is done at apply.
+the next ones gather, and what comes late joins them. On the controller all that waits goes with the
+next batch. Never judges a row: that is done at apply.
 
 Invariants: rows leave in the order in which they came; each has one outcome, applied or unknown;
 what waits is bounded.
@@ -76,10 +77,20 @@ class RowQueue:
     def _send_soon(self) -> None:
         if self._waiting and self._in_flight < COMMANDS_IN_FLIGHT_MAX and not self._is_due:
             self._is_due = True
-            self._deadlines.soon(self._send)
+            self._deadlines.soon(self._send_due)
+
+    def _send_due(self) -> None:
+        self._is_due = False
+        if self._waiting and self._in_flight < COMMANDS_IN_FLIGHT_MAX:
+            self._send()
+
+    def send_now(self) -> None:
+        """Let what waits leave in one command, however many are under way: it is just in time for
+        the batch that is about to enter the log."""
+        if self._waiting:
+            self._send()
 
     def _send(self) -> None:
-        self._is_due = False
         count = min(len(self._waiting), self._per_command_max)
         taken = [self._waiting.popleft() for _ in range(count)]
         self._in_flight += 1

@@ -11,6 +11,7 @@ import pytest
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import NoOperation
+from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.raft_engine import STAGE_NEXT, RaftMetadataEngine, Stage
 from raftmq.metadata.submissions import (
     COMMAND_NEXT,
@@ -362,6 +363,28 @@ def test_stages_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         (Stage.AT_REST, Stage.REPORTING),
         (Stage.REPORTING, Stage.AT_REST),
     }
+
+
+def test_what_follows_from_a_batch_enters_the_log_with_it() -> None:
+    cluster = MetadataCluster.formed()
+    node, other = cluster.nodes[1], cluster.nodes[2]
+    told: list[int] = []
+    answers: list[Promise[Any]] = []
+
+    def follow(image: MetadataImage) -> None:
+        told.append(image.version)
+        if len(told) == 1:
+            answers.append(node.engine.propose(NoOperation()))
+
+    for each in cluster.nodes.values():
+        each.engine.on_batch(follow)
+    before, version = node.replica.end, node.engine.image.version
+    answers.append(other.engine.propose(NoOperation()))
+    cluster.turn()
+    assert told == [version + 1], "the controller alone is asked, and there was one batch"
+    assert node.engine.image.version == version + 2
+    assert node.replica.end == before + 2
+    assert all(answer.is_done and answer.error is None for answer in answers)
 
 
 @pytest.mark.parametrize(

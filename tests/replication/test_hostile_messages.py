@@ -256,14 +256,14 @@ def test_the_image_that_a_command_is_tried_on_has_those_before_it() -> None:
     cluster = MetadataCluster.formed()
     leader = cluster.nodes[1].engine
     assert leader.receive_commands(ForwardCommands((_command(1, NoOperation()),))).index == 0
-    tried = leader._queue._trial
+    tried = leader._queue.trial
     assert tried is not None
     assert tried.version == leader.image.version + 1
     leader.receive_commands(ForwardCommands((_command(2, NoOperation()),)))
-    assert leader._queue._trial is not None
-    assert leader._queue._trial.version == leader.image.version + 2
+    assert leader._queue.trial is not None
+    assert leader._queue.trial.version == leader.image.version + 2
     cluster.turn()
-    assert leader.image == leader._queue._trial
+    assert leader.image == leader._queue.trial
 
 
 @pytest.mark.parametrize("victim", [1, 2])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from attrs import evolve
+from immutables import Map
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import UNDATED
+from raftmq.metadata.commands import UNDATED, AddPartitions
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.transactions.coordinator import (
     ID_BYTES_MAX,
@@ -15,7 +17,9 @@ from raftmq.transactions.coordinator import (
     Filters,
     ProducerResult,
 )
+from raftmq.types import NodeId
 from tests.metadata.transaction_machine import A, B
+from tests.server.kafka.world import broker_image
 from tests.transactions.world import World
 
 ID = "tx"
@@ -92,6 +96,64 @@ def test_what_comes_before_the_end_is_complete_waits_for_it() -> None:
     assert known is not None
     assert (known.txn_seq, known.state) == (2, TransactionState.ONGOING)
     assert world.coordinator.parked_count == 0
+
+
+def test_the_next_one_begins_with_the_reports_of_the_one_before() -> None:
+    """On the controller, in the batch of commands that completes it: not a commit later."""
+    world = World()
+    who = begun(world)
+    added(world, who)
+    ended(world, who, is_commit=True)
+    early = world.coordinator.add_partitions(ID, *who, protocol=1, partitions={B: [0]})
+    world.run()
+    world.engine.is_prompt = False
+    world.engine.begin_batch(world.engine.image)
+    assert world.engine.under_way == [], "nothing in this batch completes it"
+    world.machine.report_all()
+    world.engine.begin_batch(world.machine.image)
+    ((command, _),) = world.engine.under_way
+    assert [type(row) for row in command.rows] == [AddPartitions]
+    assert not early.is_done
+    world.engine.apply_all()
+    assert world.got(early) is ErrorCode.NONE
+    known = world.engine.image.transactions.get(ID)
+    assert known is not None
+    assert (known.txn_seq, known.state) == (2, TransactionState.ONGOING)
+
+
+def test_it_waits_on_where_that_batch_is_lost() -> None:
+    world = World()
+    who = begun(world)
+    added(world, who)
+    ended(world, who, is_commit=True)
+    early = world.coordinator.add_partitions(ID, *who, protocol=1, partitions={B: [0]})
+    world.run()
+    image = world.machine.image
+    world.machine.report_all()
+    reported, world.machine.image = world.machine.image, image
+    world.engine.begin_batch(reported)
+    world.run()
+    assert not early.is_done
+    assert world.coordinator.parked_count == 1
+    report(world)
+    assert world.got(early) is ErrorCode.NONE
+
+
+def test_producers_are_sent_to_the_controller_while_it_lives() -> None:
+    world = World()
+    world.engine.image = evolve(world.engine.image, brokers=Map())
+    assert world.coordinator.find(ID) is None
+    brokers = Map({NodeId(n): broker_image(NodeId(n)) for n in (1, 2, 3)})
+    world.engine.image = evolve(world.engine.image, brokers=brokers)
+    lister = world.coordinator.listed_by(ID)
+    assert lister is not None
+    other = next(node for node in brokers if node != lister)
+    world.engine.controller_id = other
+    assert world.coordinator.find(ID) == other
+    assert world.coordinator.listed_by(ID) == lister, "one node lists it, whoever serves it"
+    for nobody in (None, NodeId(9)):
+        world.engine.controller_id = nobody
+        assert world.coordinator.find(ID) == lister
 
 
 def test_it_waits_no_longer_than_clients_do() -> None:

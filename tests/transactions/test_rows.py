@@ -43,6 +43,25 @@ def test_what_comes_while_commands_are_under_way_gathers() -> None:
     assert world.rows.commands_count == COMMANDS_IN_FLIGHT_MAX + 1
 
 
+def test_a_batch_that_is_about_to_enter_the_log_takes_what_waits() -> None:
+    world = World()
+    world.engine.is_prompt = False
+    for number in range(COMMANDS_IN_FLIGHT_MAX + 3):
+        world.rows.add(row(f"x{number}"))
+        world.run()
+    world.rows.add(row("due"))
+    world.rows.send_now()
+    assert [len(command.rows) for command, _ in world.engine.under_way] == [1, 1, 4]
+    world.rows.send_now()
+    world.run()
+    assert len(world.engine.under_way) == COMMANDS_IN_FLIGHT_MAX + 1, "no command without rows"
+    world.engine.apply_all()
+    late = world.rows.add(row("late"))
+    world.run()
+    world.engine.apply_all()
+    assert late.is_done
+
+
 def test_what_is_lost_is_unknown() -> None:
     world = World()
     world.engine.is_prompt = False

@@ -19,7 +19,7 @@ from raftmq.transactions.coordinator import TransactionConfig, TransactionCoordi
 from raftmq.transactions.expiry import TransactionExpiry
 from raftmq.transactions.leader import LeaderTransactions
 from raftmq.transactions.rows import RowQueue
-from raftmq.types import LeaderEpoch, Offset, TopicId
+from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId
 from tests.groups.world import FakeClock
 from tests.metadata.transaction_machine import Transactions
 
@@ -36,7 +36,12 @@ class Engine:
         self.is_prompt = True
         self.under_way: list[tuple[Any, Promise[Any]]] = []
         self.barriers: list[Promise[None]] = []
+        self.controller_id: NodeId | None = None
         self._callbacks: list[Callable[[MetadataImage, MetadataImage], None]] = []
+        self._batch_callbacks: list[Callable[[MetadataImage], None]] = []
+
+    def on_batch(self, callback: Callable[[MetadataImage], None]) -> None:
+        self._batch_callbacks.append(callback)
 
     def on_image(self, callback: Callable[[MetadataImage, MetadataImage], None]) -> None:
         self._callbacks.append(callback)
@@ -47,6 +52,11 @@ class Engine:
         if self.is_prompt:
             self.apply_all()
         return promise
+
+    def begin_batch(self, after: MetadataImage) -> None:
+        """A batch is about to enter the log that leaves this image."""
+        for callback in self._batch_callbacks:
+            callback(after)
 
     def read_barrier(self, timeout_ms: float | None = None) -> Promise[None]:
         promise: Promise[None] = Promise()

@@ -127,6 +127,9 @@ class FakeEngine:
     def on_image(self, _callback: Any) -> None:
         """Nobody is told here."""
 
+    def on_batch(self, _callback: Any) -> None:
+        """Nor here."""
+
     def read_barrier(self, **_kwargs: Any) -> Promise[None]:
         return Promise.resolved(None)
 

@@ -434,8 +434,8 @@ def list_transactions(broker: Broker, context: RequestContext, request: Struct) 
             if count % TURN_PARTITIONS == 0:
                 yield None
             known = ids[name]
-            if filters.lets_through(known, now_ms) and broker.transactions.find(name) == (
-                broker.node_id
+            if filters.lets_through(known, now_ms) and (
+                broker.transactions.listed_by(name) == broker.node_id
             ):
                 rows.append(
                     Struct(
