@@ -223,6 +223,8 @@ class MetadataMachine:
         self._recent_bytes = 0
         self._kept: dict[Offset, MetadataImage] = {}
         self._encoder = SnapshotEncoder()
+        self.is_encoding = False
+        """A snapshot was asked for, and some of it is still to be encoded."""
         self._decoding: Decoding | None = None
 
     def attach_log(self, log: CommittedEntries) -> None:
@@ -251,7 +253,8 @@ class MetadataMachine:
 
     def prepare_snapshot(self, parts_max: int) -> None:
         """Encode a part of the state ahead of the snapshot that will be asked for."""
-        self._encoder.warm(self.image, parts_max)
+        if not self.is_encoding:
+            self._encoder.warm(self.image, parts_max)
 
     # ---- the replica's port ----
 
@@ -322,8 +325,9 @@ class MetadataMachine:
         for reader in self.on_progress:
             reader()
 
-    def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
-        """The snapshot of the state exactly at `offset`, which is committed.
+    def state_at(self, offset: Offset, index: RaftIndex) -> bytes | None:
+        """The snapshot of the state exactly at `offset`, which is committed. None: a part of it was
+        encoded, and the next call goes on.
 
         Raises:
             DamagedError: entries below are not readable; ask again when they are repaired.
@@ -334,6 +338,9 @@ class MetadataMachine:
             raise self._damage
         image = self.image if self.applied_offset == offset else self._kept.get(offset)
         assert image is not None, f"the state at {offset} was asked for without a log-start entry"
+        self.is_encoding = not self._encoder.prepare(image)
+        if self.is_encoding:
+            return None
         state = self._encoder.encode(image)
         self.state_bytes = len(state)
         self.log_bytes = 0
@@ -389,6 +396,7 @@ class MetadataMachine:
         self._forget_skipped(log_start.offset)
         self._forget()
         self._kept.clear()
+        self.is_encoding = False
         self._commit_end = self.applied_end
         for listener in self._listeners:
             listener.state_restored(self.image)

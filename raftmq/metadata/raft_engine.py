@@ -607,7 +607,9 @@ class RaftMetadataEngine:
         """
         machine = self._machine
         is_due = machine.log_bytes >= self._config.snapshot_due(machine.state_bytes)
-        if not (machine.has_skipped or is_due) or not self.is_leader or self._queue.is_in_flight:
+        if not (machine.has_skipped or is_due) or machine.is_encoding:
+            return  # while one is encoded there is no other
+        if not self.is_leader or self._queue.is_in_flight:
             return
         assert self._replica is not None
         target = machine.applied_offset

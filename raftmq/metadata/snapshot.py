@@ -4,6 +4,7 @@ Layout: magic, format version, CRC-32C of all that follows and precedes, body in
 images give equal bytes on every node. `SnapshotEncoder` keeps the encoded form of each topic and
 group, which the next image mostly shares, so that a snapshot costs the loop what changed since the
 last one; `warm` encodes the rest beforehand, a little at a time. So it is with transactional ids.
+Those of busy producers change all the time: `prepare` encodes them in turns, of the image itself.
 
 Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
 replicas, states of nodes and what was removed for good. An image is
@@ -16,8 +17,9 @@ not have is refused, never read in part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import merge
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from attrs import evolve
@@ -45,7 +47,7 @@ from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, Topi
 
 T = TypeVar("T")
 SNAPSHOT_MAGIC: Final = b"RQMS"
-_NIL: Final = msgspec.Raw(msgspec.msgpack.encode(None))
+_NIL: Final = msgspec.msgpack.encode(None)
 
 
 class SnapshotError(StateError):
@@ -184,8 +186,8 @@ class _Parts(msgspec.Struct, array_like=True):
     next_producer_id: int
     submitters: list[tuple[int, int, int]]
     last_epoch: int
-    topics: list[msgspec.Raw]
-    groups: list[msgspec.Raw]
+    topics: msgspec.Raw
+    groups: msgspec.Raw
     replacements: list[tuple[int, int, bool]]
     recoveries: int
 
@@ -196,7 +198,7 @@ class _Parts2(_Parts):
 
 
 class _Parts3(_Parts2):
-    transactions: list[msgspec.Raw]
+    transactions: msgspec.Raw
     last_decision: int
 
 
@@ -215,25 +217,109 @@ def _format_of(image: MetadataImage) -> int:
     return 1 if image.features_epoch < 0 else 2
 
 
+RUN_NAMES: Final = 1_000
+"""So many names are sorted at once; a merge of these runs gives all of them in order."""
+ROUND_PARTS_MAX: Final = 5_000
+ROUND_BYTES_MAX: Final = 64 << 10
+"""What `prepare` looks at, and what it encodes anew, in one call: two or three milliseconds."""
+_Cache: TypeAlias = dict[str, tuple[T, bytes]]
+
+
+class _Caches:
+    """The encoded form of each part of an image."""
+
+    def __init__(self) -> None:
+        self.topics: _Cache[TopicImage] = {}
+        self.moves: _Cache[TopicImage] = {}
+        self.groups: _Cache[GroupImage] = {}
+        self.transactions: _Cache[Transaction] = {}
+
+
+class _Round:
+    """All parts of one image, encoded one after the other, in the order of their names.
+
+    Attributes:
+        kept: the encoded parts so far; of what the image does not have there is nothing.
+        fresh_bytes: how much was encoded anew.
+    """
+
+    def __init__(self, image: MetadataImage, before: _Caches) -> None:
+        self.image = image
+        self.kept = _Caches()
+        self.is_done = False
+        self.fresh_bytes = 0
+        self._before = before
+        self._steps = self._walk()
+
+    def go_on(self, parts_max: int, bytes_max: int) -> bool:
+        """Encode so much more at most; True when all is encoded."""
+        bytes_end = self.fresh_bytes + bytes_max
+        while parts_max and self.fresh_bytes < bytes_end and not self.is_done:
+            parts_max -= 1
+            self.is_done = next(self._steps, self) is self
+        return self.is_done
+
+    def finish(self) -> None:
+        """Encode all that is left."""
+        for _ in self._steps:
+            pass
+        self.is_done = True
+
+    def _walk(self) -> Iterator[None]:
+        before, kept = self._before, self.kept
+        topics, groups = self.image.topics, self.image.groups.groups
+        ids = self.image.transactions.ids
+        for name in _in_order(topics):
+            if name is not None:
+                self._keep(before.topics, kept.topics, name, topics[name], _topic_row)
+                self._keep(before.moves, kept.moves, name, topics[name], _moves_row)
+            yield
+        for name in _in_order(groups):
+            if name is not None:
+                self._keep(before.groups, kept.groups, name, groups[name], _to_group_record)
+            yield
+        for name in _in_order(ids):
+            if name is not None:
+                one = ids[name]
+                self._keep(before.transactions, kept.transactions, name, one, _transaction_row)
+            yield
+
+    def _keep(
+        self,
+        before: _Cache[T],
+        kept: _Cache[T],
+        name: str,
+        part: T,
+        to_row: Callable[[T], object],
+    ) -> None:
+        is_fresh = name not in before or before[name][0] is not part
+        row = kept[name] = _encoded(before, name, part, to_row)
+        if is_fresh:
+            self.fresh_bytes += len(row[1])
+
+
 class SnapshotEncoder:
     """Encodes images of one node's state machine, one after the other."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, tuple[TopicImage, msgspec.Raw]] = {}
-        self._moves: dict[str, tuple[TopicImage, msgspec.Raw]] = {}
-        self._groups: dict[str, tuple[GroupImage, msgspec.Raw]] = {}
-        self._transactions: dict[str, tuple[Transaction, msgspec.Raw]] = {}
+        self._caches = _Caches()
         self._warming: Iterator[None] | None = None
+        self._round: _Round | None = None
 
     def warm(self, image: MetadataImage, parts_max: int) -> bool:
         """Encode up to `parts_max` parts ahead; True when a round over `image` has ended."""
         if self._warming is None:
-            self._warming = self._round(image)
+            self._warming = self._warm_all(image)
         for _ in range(parts_max):
             if next(self._warming, self) is self:
                 self._warming = None
                 return True
         return False
+
+    def prepare(self, image: MetadataImage) -> bool:
+        """Encode some more of the very image that `encode` will be asked for; True when that has
+        nothing left to encode. What changes all the time cannot be encoded earlier."""
+        return self._round_over(image).go_on(ROUND_PARTS_MAX, ROUND_BYTES_MAX)
 
     def encode(self, image: MetadataImage) -> bytes:
         """The whole state as bytes."""
@@ -241,8 +327,16 @@ class SnapshotEncoder:
         head = SNAPSHOT_MAGIC + _format_of(image).to_bytes(2, "big")
         return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
 
+    def _round_over(self, image: MetadataImage) -> _Round:
+        if self._round is None or self._round.image is not image:
+            self._round = _Round(image, self._caches)
+        return self._round
+
     def _body(self, image: MetadataImage) -> bytes:
-        groups = image.groups.groups
+        finished = self._round_over(image)
+        finished.finish()
+        self._warming = self._round = None
+        kept = self._caches = finished.kept
         parts: dict[str, Any] = {
             "version": image.version,
             "structure_version": image.structure_version,
@@ -256,20 +350,14 @@ class SnapshotEncoder:
             "next_producer_id": image.next_producer_id,
             "submitters": [(n, *image.submitters[n]) for n in sorted(image.submitters)],
             "last_epoch": image.groups.last_epoch,
-            "topics": [self._topic(image.topics[name]) for name in sorted(image.topics)],
-            "groups": [self._group(groups[name]) for name in sorted(groups)],
+            "topics": _joined(kept.topics),
+            "groups": _joined(kept.groups),
             "replacements": [
                 (row.old_id, row.new_id, row.is_done)
                 for _, row in sorted(image.replacements.items())
             ],
             "recoveries": image.recoveries,
         }
-        self._warming = None
-        self._topics = {n: row for n, row in self._topics.items() if n in image.topics}
-        self._moves = {n: row for n, row in self._moves.items() if n in image.topics}
-        self._groups = {n: row for n, row in self._groups.items() if n in groups}
-        ids = image.transactions.ids
-        self._transactions = {n: row for n, row in self._transactions.items() if n in ids}
         version = _format_of(image)
         if version == 1:
             return msgspec.msgpack.encode(_Parts(**parts))
@@ -277,12 +365,11 @@ class SnapshotEncoder:
         parts["features_epoch"] = image.features_epoch
         if version == 2:
             return msgspec.msgpack.encode(_Parts2(**parts))
-        parts["transactions"] = [self._transaction(ids[name]) for name in sorted(ids)]
+        parts["transactions"] = _joined(kept.transactions)
         parts["last_decision"] = image.transactions.last_decision
         if version == 3:
             return msgspec.msgpack.encode(_Parts3(**parts))
-        moves = [self._moves_of(image.topics[name]) for name in sorted(image.topics)]
-        parts["moves"] = [row for row in moves if row != _NIL]
+        parts["moves"] = [msgspec.Raw(row) for _, row in kept.moves.values() if row != _NIL]
         states = [(n, image.brokers[n].state) for n in sorted(image.brokers)]
         parts["states"] = [row for row in states if row[1] is not NodeState.ACTIVE]
         parts["voters_wanted"] = image.voters_wanted
@@ -292,39 +379,53 @@ class SnapshotEncoder:
         ]
         return msgspec.msgpack.encode(_Parts4(**parts))
 
-    def _round(self, image: MetadataImage) -> Iterator[None]:
-        for topic in image.topics.values():
-            self._topic(topic)
-            self._moves_of(topic)
+    def _warm_all(self, image: MetadataImage) -> Iterator[None]:
+        caches = self._caches
+        for name, topic in image.topics.items():
+            _encoded(caches.topics, name, topic, _topic_row)
+            _encoded(caches.moves, name, topic, _moves_row)
             yield
-        for group in image.groups.groups.values():
-            self._group(group)
+        for name, group in image.groups.groups.items():
+            _encoded(caches.groups, name, group, _to_group_record)
             yield
-        for transaction in image.transactions.ids.values():
-            self._transaction(transaction)
+        for name, transaction in image.transactions.ids.items():
+            _encoded(caches.transactions, name, transaction, _transaction_row)
             yield
 
-    def _topic(self, topic: TopicImage) -> msgspec.Raw:
-        return _encoded(self._topics, topic.name, topic, _topic_row)
 
-    def _moves_of(self, topic: TopicImage) -> msgspec.Raw:
-        return _encoded(self._moves, topic.name, topic, _moves_row)
+def _in_order(names: Iterable[str]) -> Iterator[str | None]:
+    """All names, sorted; first None for each, since to sort many at once takes long."""
+    runs: list[list[str]] = []
+    run: list[str] = []
+    for name in names:
+        run.append(name)
+        if len(run) == RUN_NAMES:
+            runs.append(sorted(run))
+            run = []
+        yield None
+    yield from merge(*runs, sorted(run))
 
-    def _group(self, group: GroupImage) -> msgspec.Raw:
-        return _encoded(self._groups, group.name, group, _to_group_record)
 
-    def _transaction(self, one: Transaction) -> msgspec.Raw:
-        return _encoded(self._transactions, one.transactional_id, one, _transaction_row)
+def _joined(cache: _Cache[Any]) -> msgspec.Raw:
+    """An array of encoded parts: that of many costs a copy of its bytes, and no step for each."""
+    count = len(cache)
+    if count < 16:
+        head = bytes([0x90 | count])
+    elif count < 1 << 16:
+        head = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        head = b"\xdd" + count.to_bytes(4, "big")
+    return msgspec.Raw(head + b"".join([row for _, row in cache.values()]))
 
 
 def _encoded(
-    cache: dict[str, tuple[T, msgspec.Raw]], name: str, part: T, to_row: Callable[[T], object]
-) -> msgspec.Raw:
-    """The bytes of a part, which are kept for as long as it does not change."""
+    cache: _Cache[T], name: str, part: T, to_row: Callable[[T], object]
+) -> tuple[T, bytes]:
+    """A part and its bytes, which are kept for as long as it does not change."""
     known = cache.get(name)
     if known is None or known[0] is not part:
-        known = cache[name] = part, msgspec.Raw(msgspec.msgpack.encode(to_row(part)))
-    return known[1]
+        known = cache[name] = part, msgspec.msgpack.encode(to_row(part))
+    return known
 
 
 def encode_image(image: MetadataImage) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from attrs import evolve
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from raftmq.errors import AheadError
+from raftmq.metadata import snapshot
 from raftmq.metadata.commands import (
     ChangeNodes,
     ClaimGroup,
@@ -30,7 +33,7 @@ from raftmq.metadata.commands import (
     UpdateFeatures,
 )
 from raftmq.metadata.features import SUPPORTED, named
-from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_TRANSACTIONS
+from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL
 from raftmq.metadata.snapshot import (
     NewerSnapshotError,
     SnapshotEncoder,
@@ -38,10 +41,10 @@ from raftmq.metadata.snapshot import (
     decode_image,
     encode_image,
 )
-from raftmq.metadata.transactions import EPOCH_LAST
-from raftmq.types import TopicPartition
+from raftmq.metadata.transactions import EPOCH_LAST, Transaction, transactions_of
+from raftmq.types import Offset, TopicPartition
 from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
-from tests.metadata.transaction_machine import A, B, Transactions
+from tests.metadata.transaction_machine import A, B, Transactions, many_ids
 
 
 def _bytes() -> bytes:
@@ -137,6 +140,42 @@ def test_transactions_are_written_in_format_3_and_are_all_there() -> None:
     while not encoder.warm(machine.image, 1):
         pass
     assert encoder.encode(machine.image) == data
+
+
+def test_ids_that_all_changed_are_encoded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call encodes more than its share, and the last one joins what there is."""
+    encoded: list[str] = []
+    to_row = snapshot._transaction_row
+
+    def counted(one: Transaction) -> Any:
+        encoded.append(one.transactional_id)
+        return to_row(one)
+
+    monkeypatch.setattr(snapshot, "_transaction_row", counted)
+    image = evolve(
+        EMPTY_IMAGE,
+        features=Map({RAFTMQ_LEVEL: LEVEL_OF_TRANSACTIONS}),
+        transactions=transactions_of(many_ids(20_000), 0),
+    )
+    encoder = SnapshotEncoder()
+    encoder.encode(image)
+    changed = evolve(image, transactions=transactions_of(many_ids(20_000, epoch=2), 0))
+    each: list[int] = []
+    is_done = False
+    while not is_done:
+        encoded.clear()
+        is_done = encoder.prepare(changed)
+        each.append(len(encoded))
+    assert max(each) <= 2_500
+    assert sum(each) == 20_000
+    encoded.clear()
+    data = encoder.encode(changed)
+    assert encoded == []
+    assert data == encode_image(changed)
+    assert decode_image(data) == changed
+    encoded.clear()
+    encoder.encode(evolve(changed, version=Offset(7)))
+    assert encoded == [], "what did not change is kept"
 
 
 def test_a_snapshot_of_format_3_without_transactions_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from msgspec.structs import replace
 
 from raftmq.errors import CorruptBatchError
@@ -17,11 +18,13 @@ from raftmq.metadata.commands import (
     encode_envelope,
 )
 from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
-from raftmq.metadata.snapshot import decode_image
+from raftmq.metadata.snapshot import decode_image, encode_image
+from raftmq.metadata.transactions import transactions_of
 from raftmq.raft.messages import EntryKind
 from raftmq.records import NewRecord, build_batch
 from raftmq.types import LeaderEpoch, NodeId, Offset, RaftIndex
 from tests.metadata.metadata_commands import register
+from tests.metadata.transaction_machine import many_ids
 
 
 class SkipListener:
@@ -234,7 +237,7 @@ def test_a_skip_passes_over_that_very_command_and_wants_a_snapshot(log: FakeLog)
     assert machine.has_skipped
     log.add(EntryKind.LOG_START, b"", 1)
     _commit_all(machine, log)
-    state = machine.state_at(Offset(3), RaftIndex(3))
+    state = state_at(machine, 3)
     assert not machine.has_skipped
     newcomer = MetadataMachine()
     newcomer.restore(LogStart(Offset(3), RaftIndex(3), LeaderEpoch(1), state=state))
@@ -281,6 +284,37 @@ def test_a_damaged_batch_is_never_applied(log: FakeLog, machine: MetadataMachine
         _commit_all(machine, log)
 
 
+def state_at(machine: MetadataMachine, offset: int) -> bytes:
+    """The snapshot of a small state, which takes one call."""
+    state = machine.state_at(Offset(offset), RaftIndex(offset))
+    assert state is not None
+    return state
+
+
+def test_a_state_that_takes_long_is_encoded_over_several_calls(
+    log: FakeLog, machine: MetadataMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raftmq.metadata.snapshot.ROUND_PARTS_MAX", 3)
+    machine.image = evolve(machine.image, transactions=transactions_of(many_ids(10), 0))
+    log.add_batch(_command(1), _command(2))
+    log.add(EntryKind.LOG_START, b"", 1)
+    _commit_all(machine, log)
+    wanted = encode_image(machine.image)
+    assert machine.state_at(Offset(2), RaftIndex(2)) is None
+    assert machine.is_encoding
+    log.add_batch(_command(3))
+    _commit_all(machine, log)
+    machine.prepare_snapshot(100)  # of the newer image: it must not take the place of the other
+    calls = 0
+    while (state := machine.state_at(Offset(2), RaftIndex(2))) is None:
+        calls += 1
+        assert calls < 20
+    assert calls > 3
+    assert state == wanted
+    assert not machine.is_encoding
+    assert machine.log_bytes == 0
+
+
 def test_the_state_at_a_log_start_is_kept_while_more_is_applied(
     log: FakeLog, machine: MetadataMachine
 ) -> None:
@@ -289,7 +323,7 @@ def test_the_state_at_a_log_start_is_kept_while_more_is_applied(
     log.add_batch(_command(3))
     _commit_all(machine, log)
     assert machine.image.next_producer_id == 3
-    state = decode_image(machine.state_at(Offset(2), RaftIndex(2)))
+    state = decode_image(state_at(machine, 2))
     assert (state.version, state.next_producer_id) == (1, 2)
     assert machine.log_bytes == 0
 
@@ -301,7 +335,7 @@ def test_a_log_start_takes_the_place_of_everything(log: FakeLog, machine: Metada
     class Start:
         offset = Offset(2)
         index = RaftIndex(2)
-        state = machine.state_at(Offset(2), RaftIndex(2))
+        state = state_at(machine, 2)
 
     other = MetadataMachine()
     other.attach_log(log)
@@ -322,7 +356,7 @@ def test_a_log_that_lost_its_damaged_beginning_gives_the_state_with_it(
     other = MetadataMachine()
     other.attach_log(log)
     _commit_all(other, log)
-    state = other.state_at(Offset(4), RaftIndex(4))
+    state = state_at(other, 4)
     log.damaged = True
     _commit_all(machine, log)
     assert machine.applied_end == 0

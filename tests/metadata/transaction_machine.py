@@ -183,3 +183,11 @@ class Transactions(Machine):
     def is_pending(self, topic: str = "a") -> bool:
         group = self.image.groups.get("g")
         return group is not None and group.is_pending(TopicPartition(topic, 0))
+
+
+def many_ids(count: int, epoch: int = 1) -> list[Transaction]:
+    """Ids that did nothing yet."""
+    return [
+        Transaction(transactional_id=f"id-{n}", producer_id=n, epoch=epoch, timeout_ms=1_000)
+        for n in range(count)
+    ]
