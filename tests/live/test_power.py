@@ -18,6 +18,7 @@ import pytest
 from tests.cli.test_live_cli import Dev
 from tests.live.harness import Cluster, lack, need, wait_until
 from tests.live.load import Load, create_topic
+from tests.live.transacting import Transacting
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.root]
 
@@ -89,6 +90,40 @@ def test_power_lost_under_load(tmp_path: Path, power_disk: PowerDisk) -> None:
         reckoning = load.reckon()
         reckoning.check()
         assert reckoning.acknowledged >= 22_000
+
+
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    ("producers", "times"),
+    [
+        pytest.param(20, 1, id="once"),
+        pytest.param(100, 10, marks=pytest.mark.soak, id="ten times"),
+    ],
+)
+def test_power_lost_in_the_middle_of_transactions(
+    tmp_path: Path, power_disk: PowerDisk, producers: int, times: int
+) -> None:
+    """Each is wholly there or wholly not, its offset with it, as its producer was told."""
+    data = {i: power_disk.mount_point / f"node-{i}" for i in (1, 2, 3)}
+    with (
+        Cluster(tmp_path, data=data) as cluster,
+        Transacting(cluster.bootstrap, producers) as transacting,
+    ):
+        for _ in range(times):
+            transacting.go_on()
+            transacting.wait_for(2 * producers)
+            wait_until(lambda: transacting.open >= 0.9 * producers, what="all in the middle of one")
+            power_disk.lose_power()
+            for node in cluster.nodes.values():
+                node.kill()
+            power_disk.unmount()
+            power_disk.mount()
+            for node in cluster.nodes.values():
+                node.start()
+            for node in cluster.nodes.values():
+                node.wait_ready()
+            transacting.settle()
+            transacting.check()
 
 
 def test_power_lost_under_a_local_cluster(power_disk: PowerDisk) -> None:
