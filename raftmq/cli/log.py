@@ -39,7 +39,8 @@ def dump(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="NNN.log, NNN.index, NNN.timeindex, bare.entries or log-start."
+            metavar="FILE",
+            help="NNN.log, .index, .timeindex or .txnindex, bare.entries or log-start.",
         ),
     ],
     records: Annotated[
@@ -57,6 +58,8 @@ def dump(
             _dump_segment(file, records, as_json)
         elif file.suffix in (".index", ".timeindex"):
             _dump_index(file, as_json)
+        elif file.suffix == ".txnindex":
+            _dump_aborted(file, as_json)
         elif file.name == "bare.entries":
             _dump_bare(file, as_json)
         elif file.name == "log-start":
@@ -217,6 +220,19 @@ def _dump_index(path: Path, as_json: bool) -> None:
         raise CommandError(f"{path}: {error}; the node rebuilds it") from error
     columns = ("Offset", "Position") if path.suffix == ".index" else ("Timestamp", "Offset")
     show(columns, pairs, as_json=as_json)
+
+
+def _dump_aborted(path: Path, as_json: bool) -> None:
+    from raftmq.log.indexes import DamagedIndexError
+    from raftmq.runtime.disk import RealDisk
+    from raftmq.tools.inspect import read_aborted
+
+    try:
+        covered, rows = read_aborted(RealDisk(is_read_only=True), str(path))
+    except (DamagedIndexError, ValueError) as error:
+        raise CommandError(f"{path}: {error}; the node rebuilds it") from error
+    show(("ProducerId", "FirstOffset", "MarkerOffset"), rows, as_json=as_json)
+    note(f"all aborted transactions with markers below offset {covered}")
 
 
 def _dump_bare(path: Path, as_json: bool) -> None:

@@ -91,6 +91,7 @@ class AbortedIndex:
         "base_offset",
         "covered",
         "is_dirty",
+        "is_known",
         "least_first",
         "path",
     )
@@ -111,6 +112,8 @@ class AbortedIndex:
         self._full = 0  # blocks in the file
         self._rest: list[Aborted] = []
         self.is_dirty = False
+        self.is_known = False
+        """The file was sound when it was opened."""
         self._cache.forget(self.path)
 
     # --- the file ---------------------------------------------------------------------------
@@ -142,6 +145,7 @@ class AbortedIndex:
             return
         self._full, self._rest = full, entries[:rest]  # more than `rest` were not covered yet
         self.covered, self.least_first = covered, least
+        self.is_known = True
 
     def write(self) -> None:
         """Bring the file up to date; nothing is synced. On a disk that refuses it stays dirty."""

@@ -14,6 +14,7 @@ from typing import Final
 from attrs import frozen
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.log.aborted import Aborted, AbortedIndex
 from raftmq.log.bare_entries import read_slots
 from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after, is_zero
 from raftmq.log.indexes import DamagedIndexError, OffsetIndex, SegmentSummary, TimeIndex
@@ -160,6 +161,22 @@ def read_index(disk: Disk, path: str) -> tuple[SegmentSummary, list[tuple[int, i
     return summary, times.pairs()
 
 
+def read_aborted(disk: Disk, path: str) -> tuple[int, list[Aborted]]:
+    """What a `.txnindex` says: up to where it knows all, and the aborted transactions.
+
+    Raises:
+        DamagedIndexError: the node will rebuild it.
+        NewerFormatError: of a newer raftmq.
+        DiskError: the device failed.
+    """
+    base = base_offset_of(f"{path.rpartition('.')[0]}.log")
+    index = AbortedIndex(path, base, FileCache(disk, 1), IndexCache())
+    index.open()
+    if not index.is_known:
+        raise DamagedIndexError(f"{path}: it says nothing of this segment")
+    return index.covered, list(index.between(base, _OFFSET_MAX))
+
+
 def _content(disk: Disk, path: str) -> bytes:
     file = disk.open(path)
     try:
@@ -261,11 +278,14 @@ def _verify_segments(
 
 
 def _verify_indexes(disk: Disk, path: str) -> Iterator[Finding]:
-    for suffix in ("index", "timeindex"):
+    for suffix in ("index", "timeindex", "txnindex"):
         index_path = f"{path[: -len('log')]}{suffix}"
         if not disk.exists(index_path):
             continue
         try:
-            read_index(disk, index_path)
+            if suffix == "txnindex":
+                read_aborted(disk, index_path)
+            else:
+                read_index(disk, index_path)
         except DamagedIndexError as error:
             yield Finding(index_path, 0, False, str(error))

@@ -9,8 +9,11 @@ import pytest
 
 from raftmq.cli.picture import NodeReport, Picture
 from raftmq.codec import Codec
+from raftmq.log.aborted import BLOCK_ENTRIES, HEADER_SIZE, Aborted, AbortedIndex
 from raftmq.log.log_start import LocalStart, LogStart
+from raftmq.log.shared import Shared
 from raftmq.records import NewRecord, build_batch
+from raftmq.runtime.disk import RealDisk
 from tests.cli.conftest import Call
 
 NODE = """\
@@ -198,6 +201,28 @@ def test_reserved_room_behind_the_last_batch_is_no_problem(call: Call, partition
     done = call("log", "dump", str(path), "--json")
     assert done.exit_code == 0, done.output
     assert "zeros up to the end" in done.stderr
+
+
+def test_aborted_transactions_are_dumped_and_verified(call: Call, partition: Path) -> None:
+    path = partition / "00000000000000000000.txnindex"
+    shared = Shared.make(RealDisk())
+    index = AbortedIndex(str(path), 0, shared.files, shared.indexes)
+    told = [Aborted(7, 10 * number, 10 * number + 5) for number in range(BLOCK_ENTRIES + 3)]
+    for entry in told:
+        index.add(entry)
+    index.write()
+    index.release()
+    done = call("log", "dump", str(path), "--json")
+    assert [Aborted(*row.values()) for row in json.loads(done.stdout)] == told
+    assert f"below offset {told[-1].marker_offset + 1}" in call("log", "dump", str(path)).stderr
+    assert call("log", "verify", str(partition)).exit_code == 0
+    data = bytearray(path.read_bytes())
+    data[HEADER_SIZE + 40] ^= 1
+    path.write_bytes(data)
+    assert "the node rebuilds it" in call("log", "dump", str(path)).stderr
+    assert "txnindex" in call("log", "verify", str(partition)).stdout
+    path.write_bytes(bytes(HEADER_SIZE))
+    assert "says nothing of this segment" in call("log", "dump", str(path)).stderr
 
 
 def test_the_other_files_of_a_log_are_dumped_too(call: Call, partition: Path) -> None:
