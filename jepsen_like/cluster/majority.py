@@ -164,7 +164,8 @@ class Majority:
         watch = self._world.watch
         if not any((node.node_id, group) in watch.machines for node in self._others):
             return ""  # deleted behind the back of the one left out
-        leaders = [node for node in watch.leaders(group) if node in self._others]
+        # One that is taken out of service leads until others have what it holds.
+        leaders = [node for node in watch.leaders(group) if node is not self.left_out]
         if not leaders:
             return "no leader"
         is_writable = watch.machines[leaders[0].node_id, group].replica.is_writable
