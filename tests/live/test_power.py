@@ -51,10 +51,29 @@ class PowerDisk:
     def unmount(self) -> None:
         """Once the killed processes have let go of their files."""
         command = [need("umount"), str(self.mount_point)]
-        wait_until(
-            lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
-            what="the mount point being free",
-        )
+        said: list[str] = []
+
+        def is_free() -> bool:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            said[:] = [done.stderr]
+            return done.returncode == 0
+
+        try:
+            wait_until(is_free, what="the mount point being free")
+        except pytest.fail.Exception as error:
+            error.add_note(f"{said}, held by {users_of(self.mount_point)}")
+            raise
+
+
+def users_of(folder: Path) -> list[str]:
+    """The processes that have something of a folder open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            links = [process / "cwd", *(process / "fd").iterdir()]
+            if any(str(link.readlink()).startswith(str(folder)) for link in links):
+                found.append(f"{process.name} {(process / 'cmdline').read_text()[:200]}")
+    return found
 
 
 def run(*command: str) -> None:

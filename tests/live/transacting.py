@@ -73,9 +73,11 @@ class Transacting:
     ) -> None:
         self._is_over = True
         self._go_on.set()
+        if error is not None:
+            return  # what they wait for may never come
         for thread in self._threads:
             thread.join(SETTLE_S)
-        if error is None and self._failures:
+        if self._failures:
             raise self._failures[0]
 
     @property
@@ -178,11 +180,11 @@ class Transacting:
                 for message in reader.consume(1_000, 0.5):
                     error = message.error()
                     if error is None:
-                        producer, number = message.value().split()
+                        producer, number = (message.value() or b"").split()
                         found.append((int(producer), int(number)))
-                        ended.discard(message.partition())
+                        ended.discard(int(message.partition() or 0))
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        ended.add(message.partition())
+                        ended.add(int(message.partition() or 0))
         finally:
             reader.close()
         return found
