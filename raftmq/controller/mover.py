@@ -109,7 +109,7 @@ class Mover:
         steps = next_moves(self.survey, self._leaders, self.bounds, now_ms)
         for step in steps:
             self._propose(step.command, expected, partial(self._tell, step))
-        if not steps and (end := next_end(image, configuration)) is not None:
+        if not steps and (end := next_end(image, configuration, self.survey.has_any)) is not None:
             self._propose(end, expected, lambda _result: None)
 
     def figures(self) -> dict[Origin, Figures]:

@@ -172,6 +172,12 @@ class Survey:
         """True while a broker has, or is to have, a replica."""
         return bool(self.held.get(node_id))
 
+    def has_any(self, node_id: NodeId) -> bool:
+        """The same, or it may get one back: a move away from it may still be cancelled."""
+        return self.holds_any(node_id) or any(
+            node_id in self.partitions[key].moving_from for key in self.moving
+        )
+
     def _see_topics(self, before: MetadataImage, after: MetadataImage, now_ms: float) -> None:
         if before.topic_names is not after.topic_names:
             for topic_id in sorted(before.topic_names):
@@ -804,15 +810,21 @@ def node_progress(
     targets = Targets(survey, bounds)
     names = image.topic_names
     held = sorted(survey.held.get(node_id, ()), key=lambda k: (names[k[0]], k[1]))
+    shunned = image.shunned()
+    fit = [b.node_id for b in image.live_brokers() if b.node_id not in shunned]
     stuck = []
     led = 0
     for key in held:
         partition = survey.partitions[key]
         row = leaders.get(*key)
-        led += row is not None and row.leader_id == node_id and not _is_down(image, node_id)
-        if state is NodeState.MAINTENANCE and node_id not in survey.going:
-            continue
-        reason = obstacle(image, leaders, key, partition)
+        is_led = row is not None and row.leader_id == node_id and not _is_down(image, node_id)
+        heirs = () if row is None else [n for n in row.isr if n in fit]
+        led += is_led
+        reason = ""
+        if is_led and state in _LEADS_NOTHING and not heirs:
+            reason = "no other replica is in sync on a broker that may lead"
+        if not reason and node_id in survey.going:
+            reason = obstacle(image, leaders, key, partition)
         if not reason and node_id in partition.replicas and node_id in survey.going:
             reason = targets.moved(partition).stuck.get(node_id, "")
         if reason:
@@ -822,6 +834,9 @@ def node_progress(
         for group in image.groups.groups.values()
     )
     return NodeProgress(node_id, state, len(held), led, claims, tuple(stuck))
+
+
+_LEADS_NOTHING: Final = (NodeState.DRAINING, NodeState.MAINTENANCE)
 
 
 def _is_down(image: MetadataImage, node_id: NodeId) -> bool:

@@ -34,16 +34,16 @@ from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId
 
 
-def next_end(image: MetadataImage, configuration: Configuration) -> EndReplacement | None:
-    """A replacement that has nothing left to do."""
+def next_end(
+    image: MetadataImage, configuration: Configuration, has_any: Callable[[NodeId], bool]
+) -> EndReplacement | None:
+    """A replacement that has nothing left to do; `has_any` tells whether a node still has, or may
+    get back, a replica of any partition."""
     members = [member.node_id for member in configuration.members]
     for old_id in image.leaving():
         if old_id in members or image.live_epoch(old_id) is not None:
             continue
-        if not any(
-            holds(partition, old_id) or old_id in partition.moving_from
-            for _, partition in all_partitions(image)
-        ):
+        if not has_any(old_id):
             return EndReplacement(old_id=old_id)
     return None
 

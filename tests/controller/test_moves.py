@@ -253,7 +253,7 @@ def test_a_full_broker_is_given_none() -> None:
 
 
 def test_a_broker_that_still_has_the_data_is_preferred() -> None:
-    world = World([None] * 5, [(1, 2, 3)])
+    world = World([None] * 5, [(1, 2, 3)], [(3,)] * 5)
     world.machine.apply(
         ReassignPartition(topic_id=topic_id(1), partition=0, replicas=(node(1), node(2), node(4)))
     )
@@ -273,6 +273,30 @@ def test_a_named_successor_is_preferred_where_its_rack_is_free() -> None:
 def test_what_can_go_goes_although_another_replica_cannot() -> None:
     world = World([None] * 4, [(1, 2, 3)])
     assert moved(world, 2, 3)[0] == (1, 4, 3)
+
+
+def test_the_dead_come_first_where_places_are_too_few() -> None:
+    world = World([None] * 4, [(1, 2, 3)])
+    world.kill(3)
+    world.set_state(1, NodeState.DRAINING)
+    world.bounds = Bounds(dead=(node(3),))
+    assert whats(world.look()) == [(0, "begun", Origin.REPAIR, (1, 2, 4))]
+    world = World([None] * 5, [(1, 2, 3)])
+    world.kill(3)
+    world.set_state(1, NodeState.DRAINING)
+    world.bounds = Bounds(dead=(node(3),))
+    assert whats(world.look()) == [(0, "begun", Origin.REPAIR, (5, 2, 4))]
+
+
+def test_where_racks_are_too_few_the_one_with_fewer_replicas_takes_it() -> None:
+    world = World(["a", "a", "b", "c", "a", "b"], [(1, 2, 3, 4)], [(6,)] * 3)
+    assert moved(world, 4)[0] == (1, 2, 3, 6)
+
+
+def test_moves_that_begin_together_are_spread() -> None:
+    world = World([None] * 5, [(1, 2, 3)] * 4)
+    world.set_state(1, NodeState.DRAINING)
+    assert [s.after[0] for s in world.look()] == [4, 5, 4, 5]
 
 
 # ---- order, places, progress ----
@@ -338,6 +362,41 @@ def test_partitions_without_a_leader_hold_nobody_up() -> None:
     assert [(s.topic, s.reason) for s in progress.stuck] == [
         ("t2", "it has no leader: of its voters 1, node 1 is down")
     ] * 3
+
+
+def test_what_waits_does_not_hide_what_could_move() -> None:
+    world = World([None] * 5, [(1,)] * (LOOKS_MAX + 1), [(1, 2), (2, 3)])
+    world.kill(1)
+    world.leaders.led(
+        topic_id(2), 0, leader=node(2), leader_epoch=LeaderEpoch(99), isr=(), voters=(1, 2)
+    )
+    world.set_state(1, NodeState.DRAINING)
+    assert world.look() == []
+    assert [s.key for s in world.look()] == [(topic_id(2), 0)]
+
+
+def test_plans_that_wait_do_not_hide_one_that_could_begin() -> None:
+    world = World([None] * 5, [(1, 2)] * (LOOKS_MAX + 1), [(1, 2)])
+    for index in range(LOOKS_MAX + 1):
+        world.plan(index, (1, 4))
+    world.plan(0, (1, 3), topic=2)
+    world.kill(4)
+    assert world.look() == []
+    assert [s.key for s in world.look()] == [(topic_id(2), 0)]
+
+
+def test_another_target_begins_another_minute() -> None:
+    world = World([None] * 5, [(1, 2, 3)] * 2)
+    world.bounds = Bounds(moves_max=1)
+    world.plan(0, (1, 2, 4))
+    world.step()
+    world.now_ms += LONG_MS
+    world.plan(0, (1, 2, 5))
+    assert [s.what for s in world.step()] == ["changed"]
+    world.plan(1, (1, 2, 4))
+    assert world.step() == []
+    world.now_ms += LONG_MS
+    assert [s.what for s in world.step()] == ["begun"]
 
 
 def test_repair_comes_first_and_the_balance_last() -> None:
@@ -418,6 +477,16 @@ def test_a_move_is_changed_on_its_way() -> None:
     world.plan(0, (1, 2, 5))
     assert whats(world.step()) == [(0, "changed", Origin.OPERATOR, (1, 2, 5))]
     assert world.partition().moving_from == (1, 2, 3)
+
+
+def test_a_plan_that_is_over_cancels_no_move_that_runs() -> None:
+    world = World([None] * 5, [(1, 2, 3)])
+    world.plan(0, (1, 2, 4))
+    world.step()
+    world.plan(0, (1, 2, 5))
+    world.set_state(5, NodeState.DRAINING)
+    assert world.step() == []
+    assert world.partition().replicas == (1, 2, 4)
 
 
 def test_a_move_whose_target_is_drained_gets_another() -> None:
@@ -551,6 +620,16 @@ def test_progress_of_a_drain_and_of_a_maintenance() -> None:
     assert progress() == (0, 0, 1, False)
     world.kill(1)
     assert progress() == (0, 0, 0, True)
+
+
+def test_a_leadership_that_nobody_could_take_is_named() -> None:
+    world = World([None] * 3, [(1, 2)], [(1,)])
+    world.set_state(1, NodeState.MAINTENANCE)
+    world.survey.see(world.image, (), 0)
+    progress = node_progress(world.survey, world.leaders, world.bounds, node(1))
+    assert [(s.topic, s.reason) for s in progress.stuck] == [
+        ("t2", "no other replica is in sync on a broker that may lead")
+    ]
 
 
 # ---- cost ----

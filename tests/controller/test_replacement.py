@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from raftmq.controller import replacement
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import Bounds, Survey, next_moves
-from raftmq.controller.replacement import next_end, plan_replacement, progress
+from raftmq.controller.replacement import plan_replacement, progress
 from raftmq.controller.topic_validation import Settings, load_of, plan_topic
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import CreateTopicsCall, NewTopic, Outcome, ReplaceNodeCall
@@ -92,6 +93,10 @@ def _led(image: MetadataImage, leader: int = 2) -> LeaderTable:
 
 def _any(_node_id: NodeId) -> int:
     return 20_000
+
+
+def next_end(image: MetadataImage, configuration: Configuration) -> EndReplacement | None:
+    return replacement.next_end(image, configuration, Survey(image).has_any)
 
 
 # ---- apply ----
