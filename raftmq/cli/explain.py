@@ -28,6 +28,7 @@ BRIEF_MS: Final = 10_000
 NAMED_MAX: Final = 5
 METADATA_LOST: Final = "metadata without majority"
 START: Final = "raftmq start --config FILE"
+_LEFT: Final = {"leaders": "leadership", "groups": "group claim"}
 _KINDS: Final = {
     "damaged": "peers repair it; where all copies are bad: stop the node, then",
     "no member": "its leader admits it; it needs a leader for that",
@@ -97,14 +98,20 @@ class Finding:
     otherwise: tuple[str, str] | None = None
 
 
-def explain(reports: Sequence[NodeReport], what: Asked, moves: Sequence[Row] = ()) -> list[Finding]:
+def explain(
+    reports: Sequence[NodeReport],
+    what: Asked,
+    moves: Sequence[Row] = (),
+    changes: Sequence[Row] = (),
+) -> list[Finding]:
     """What the matter is with a partition or a node, what blocks first.
 
     Args:
         reports: every node that could be found, with its `/status` or the reason why there is none.
         moves: rows of `GET /moves`, where some node gave them.
+        changes: nodes that are not simply active, as `GET /nodes` has them, likewise.
     """
-    view = _View(reports, moves)
+    view = _View(reports, moves, changes)
     if isinstance(what, NodeAsked):
         found = [*_node(view, what.node_id), *_metadata(view)]
     elif isinstance(what, PartitionAsked):
@@ -133,9 +140,15 @@ def partitions_in_trouble(reports: Sequence[NodeReport]) -> list[PartitionAsked]
 class _View:
     """All answers, looked at from every side."""
 
-    def __init__(self, reports: Sequence[NodeReport], moves: Sequence[Row]) -> None:
+    def __init__(
+        self,
+        reports: Sequence[NodeReport],
+        moves: Sequence[Row] = (),
+        changes: Sequence[Row] = (),
+    ) -> None:
         self.picture = Picture(list(reports))
         self.moves = moves
+        self.changes = {change["node_id"]: change for change in changes}
         self.answers: dict[int, Row] = {a["node_id"]: a for a in self.picture.answers}
         self.failures = {r.node_id: r.failure for r in reports if r.status is None}
         self.newest: Row = max(
@@ -557,7 +570,7 @@ def _moves(view: _View, name: Name, row: Row | None) -> Iterator[Finding]:
         yield _planned(view, name, move["planned"], origin, reasons.get(False, ""))
     going = [n for n in replicas if view.brokers.get(n, {}).get("state") == "draining"]
     if going and not move.get("planned") and not move.get("from"):
-        yield from _no_target(view, going[0], replicas)
+        yield from _to_leave(view, name, going[0], replicas)
 
 
 def _cancel(origin: str, left: Sequence[int]) -> tuple[str, ...]:
@@ -596,8 +609,33 @@ def _running(view: _View) -> list[Name]:
     )
 
 
-def _no_target(view: _View, going: int, replicas: Sequence[int]) -> Iterator[Finding]:
-    """A replica that should go, and has nowhere to."""
+def _to_leave(view: _View, name: Name, going: int, replicas: Sequence[int]) -> Iterator[Finding]:
+    """A replica that should go and does not yet: whether it has anywhere to go."""
+    start = f"it is to leave node {going}, which is drained"
+    if going in view.changes:
+        told = view.changes[going]["stuck"]
+        reasons = [row["reason"] for row in told if (row["topic"], row["partition"]) == name]
+        fit: list[int] = []
+    else:
+        reasons, fit = _takers(view, going, replicas)
+        reasons = [] if fit else [f"no broker can take it: {'; '.join(reasons) or 'none is left'}"]
+    if not reasons:
+        takers = listed([f"node {n}" for n in fit], "or")
+        text = start + (f"; {takers} can take it" if fit else "")
+        yield Finding(Level.WAITS, "drain", text, "the controller plans it in its turn")
+        return
+    yield Finding(
+        Level.BLOCKS,
+        "no target",
+        f"{start}: {reasons[0]}",
+        "add a node, or let one take replicas again",
+        ("raftmq node add ID", "raftmq node uncordon ID"),
+        otherwise=("keeping this one", f"raftmq node drain {going} --cancel"),
+    )
+
+
+def _takers(view: _View, going: int, replicas: Sequence[int]) -> tuple[list[str], list[int]]:
+    """Why brokers cannot take a replica, and those that can: a guess where no planner tells."""
     racks = {view.brokers[n]["rack"] for n in replicas if n in view.brokers and n != going}
     reasons, fit = [], []
     for node_id, broker in sorted(view.brokers.items()):
@@ -614,20 +652,7 @@ def _no_target(view: _View, going: int, replicas: Sequence[int]) -> Iterator[Fin
             reasons.append(f"rack {broker['rack']} of node {node_id} has a replica already")
         else:
             fit.append(node_id)
-    if fit:
-        takers = listed([f"node {n}" for n in fit], "or")
-        text = f"it is to leave node {going}, which is drained; {takers} can take it"
-        yield Finding(Level.WAITS, "drain", text, "the controller plans it in its turn")
-        return
-    said = "; ".join(reasons) or "there is no other"
-    yield Finding(
-        Level.BLOCKS,
-        "no target",
-        f"it is to leave node {going}, which is drained, and no broker can take it: {said}",
-        "add a node, or let one take replicas again",
-        ("raftmq node add ID", "raftmq node uncordon ID"),
-        otherwise=("keeping this one", f"raftmq node drain {going} --cancel"),
-    )
+    return reasons, fit
 
 
 def _removals(view: _View, is_wanted: Any) -> Iterator[Finding]:
@@ -791,34 +816,40 @@ def _node_state(view: _View, node_id: int) -> Iterator[Finding]:
 
 
 def _draining(view: _View, node_id: int, held: int) -> Iterator[Finding]:
-    if not held:
+    change = view.changes.get(node_id, {})
+    left = [counted(change.get("partitions", held), "replica")]
+    left += [counted(change[key], word) for key, word in _LEFT.items() if change.get(key)]
+    if not (held or change.get("partitions") or change.get("groups")):
         text = "it is drained and holds nothing any more"
-        yield Finding(
-            Level.NOTE, "drained", text, "stop it, then", (f"raftmq node remove {node_id}",)
-        )
+        command = f"raftmq node remove {node_id}"
+        yield Finding(Level.NOTE, "drained", text, "stop it, then", (command,))
         return
-    stuck = []
-    for name, rows in sorted(view.rows.items()):
-        if any(node_id in row.get("replicas", ()) for row in rows.values()):
-            led = view.leader_of(name)
-            found = [*_moves(view, name, None if led is None else led[1])]
-            if led is None or any(one.level is Level.BLOCKS for one in found):
-                stuck.append(f"{name[0]}/{name[1]}")
-    text = f"it is drained; left on it: {counted(held, 'replica')}"
+    stuck = [(f"{row['topic']}/{row['partition']}") for row in change.get("stuck", ())]
+    if not change:
+        for name, rows in sorted(view.rows.items()):
+            if any(node_id in row.get("replicas", ()) for row in rows.values()):
+                led = view.leader_of(name)
+                found = [*_moves(view, name, None if led is None else led[1])]
+                if led is None or any(one.level is Level.BLOCKS for one in found):
+                    stuck.append(f"{name[0]}/{name[1]}")
+    text = f"it is drained; left on it: {listed(left)}"
     cancel = f"raftmq node drain {node_id} --cancel"
     if not stuck:
-        yield Finding(
-            Level.WAITS, "draining", text, "that goes on by itself; to stop it", (cancel,)
-        )
+        otherwise = ("to keep it", cancel)
+        remedy = "that goes on by itself"
+        yield Finding(Level.WAITS, "draining", text, remedy, otherwise=otherwise)
         return
     text += f", of which {len(stuck)} cannot go now: {_few(stuck)}"
-    commands = (f"raftmq why {stuck[0]}", cancel)
-    yield Finding(Level.BLOCKS, "draining is stuck", text, "each says why", commands)
+    why = (f"raftmq why {stuck[0]}",)
+    otherwise = ("to keep it", cancel)
+    yield Finding(
+        Level.BLOCKS, "draining is stuck", text, "each says why", why, otherwise=otherwise
+    )
 
 
 def summary(reports: Sequence[NodeReport], what: PartitionAsked) -> str:
     """Who leads a partition, and who is in sync, in a line."""
-    view = _View(reports, ())
+    view = _View(reports)
     led = view.leader_of((what.topic, what.partition))
     if led is None:
         return ""

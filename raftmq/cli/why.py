@@ -7,7 +7,6 @@ Asks every node that can be found for its `/status`, those whose clients nobody 
 from __future__ import annotations
 
 import textwrap
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -89,8 +88,12 @@ def why(
         if not picture.answers:
             said = "; ".join(f"{r.address}: {r.failure}" for r in picture.reports)
             raise CommandError(f"no node tells: {said or 'no admin port is known'}", EXIT_UNKNOWN)
-        moves = _moves(picture, min(timeout, NODE_TIMEOUT_S))
-        answers = [(one, explain(picture.reports, one, moves)) for one in _all_of(picture, asked)]
+        patience_s = min(timeout, NODE_TIMEOUT_S)
+        moves = _page(picture, "/moves", "moves", patience_s)
+        changes = _page(picture, "/nodes", "changes", patience_s)
+        answers = [
+            (one, explain(picture.reports, one, moves, changes)) for one in _all_of(picture, asked)
+        ]
         if asked is None:
             answers = _once(answers)
         _show(picture, answers, as_json=as_json)
@@ -127,18 +130,18 @@ def _picture(bootstrap: str, timeout: float, addresses: list[str]) -> Picture:
         return take_picture(None, addresses, patience_s)
 
 
-def _moves(picture: Picture, timeout_s: float) -> list[dict[str, Any]]:
-    """`GET /moves` of the first node that has that page and answers."""
+def _page(picture: Picture, page: str, key: str, timeout_s: float) -> list[dict[str, Any]]:
+    """The rows of a page of the first node that has them."""
     for report in picture.reports:
         if report.status is None:
             continue
         try:
-            url = f"http://{report.address}/moves"
+            url = f"http://{report.address}{page}"
             with urllib.request.urlopen(url, timeout=timeout_s) as answer:
                 told = msgspec.json.decode(answer.read(), type=dict[str, Any])
         except (OSError, ValueError, msgspec.MsgspecError):
             continue  # an older node, or one that went away: the others may know
-        rows: list[dict[str, Any]] = told.get("moves", [])
+        rows: list[dict[str, Any]] = told.get(key, [])
         return rows
     return []
 

@@ -102,6 +102,7 @@ class Told:
         self.answers = {n: answer(n) for n in NODES}
         self.down: dict[int, str] = {}
         self.moves: list[dict[str, Any]] = []
+        self.changes: list[dict[str, Any]] = []
 
     def all_rows(self, **more: Any) -> None:
         for one in self.answers.values():
@@ -219,6 +220,13 @@ def _no_rack(told: Told) -> None:
     told.broker(1, rack="a")
     told.broker(3, rack="c")
     told.broker(4, rack="a")
+
+
+def _planner_knows(told: Told, *stuck: str) -> None:
+    told.broker(2, state="draining")
+    rows = [{"topic": "t", "partition": 0, "reason": reason} for reason in stuck]
+    change = {"node_id": 2, "partitions": 3, "leaders": 1, "groups": 2, "stuck": rows}
+    told.changes = [change]
 
 
 def _drain_waits(told: Told) -> None:
@@ -340,6 +348,25 @@ CASES: list[tuple[str, Case, str, list[tuple[str, str]]]] = [
     ),
     ("no rack is free", _no_rack, "t/0", [("blocks no target", "rack a of node 4 has a replica")]),
     ("a drain in its turn", _drain_waits, "t/0", [("waits drain", "node 4 can take it")]),
+    (
+        "the planner says why",
+        lambda told: _planner_knows(told, "no broker can take the replica of node 2: no room"),
+        "t/0",
+        [("blocks no target", "which is drained: no broker can take the replica of node 2")],
+    ),
+    ("the planner will", _planner_knows, "t/0", [("waits drain", "which is drained")]),
+    (
+        "a drain as its planner sees it",
+        _planner_knows,
+        "node 2",
+        [("waits draining", "left on it: 3 replicas, 1 leadership and 2 group claims")],
+    ),
+    (
+        "a drain that its planner sees stuck",
+        lambda told: _planner_knows(told, "it has no leader"),
+        "node 2",
+        [("blocks draining is stuck", "of which 1 cannot go now: t/0")],
+    ),
     (
         "an open transaction",
         _transaction,
@@ -522,7 +549,7 @@ def asked(text: str) -> PartitionAsked | NodeAsked:
 def test_each_cause_has_its_words(change: Case, what: str, wanted: list[tuple[str, str]]) -> None:
     told = Told()
     change(told)
-    found = explain(told.reports, asked(what), told.moves)
+    found = explain(told.reports, asked(what), told.moves, told.changes)
     assert [f"{one.level} {one.kind}" for one in found] == [head for head, _ in wanted]
     for one, (_, words) in zip(found, wanted, strict=True):
         assert words in one.text
@@ -534,7 +561,7 @@ def test_each_cause_has_its_words(change: Case, what: str, wanted: list[tuple[st
 def _remedies(change: Case, what: str) -> list[Finding]:
     told = Told()
     change(told)
-    return explain(told.reports, asked(what), told.moves)
+    return explain(told.reports, asked(what), told.moves, told.changes)
 
 
 def test_what_is_lost_is_given_up_by_name() -> None:

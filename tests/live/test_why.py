@@ -98,3 +98,17 @@ def test_what_holds_readers_and_new_replicas_back_is_named(tmp_path: Path) -> No
 
 def _held(finding: dict[str, Any] | None) -> dict[str, Any] | None:
     return finding if finding is not None and finding["Commands"] else None
+
+
+def test_a_new_node_is_told_from_one_that_takes_data(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_topic(cluster.bootstrap, "t", partitions=1)
+        cluster.add_node()
+        (command,) = kinds(cluster, "node", "4")["new"]["Commands"]
+        added = cluster.run(*command.split()[1:])
+        assert added.returncode == 0, added.stderr
+        assert "new" not in kinds(cluster, "node", "4")
+        assert cluster.run("node", "cordon", "4").returncode == 0
+        (command,) = kinds(cluster, "node", "4")["cordoned"]["Commands"]
+        assert cluster.run(*command.split()[1:]).returncode == 0
+        wait_until(lambda: "cordoned" not in kinds(cluster, "node", "4"), 30, "it is not any more")
