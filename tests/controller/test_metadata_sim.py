@@ -200,3 +200,52 @@ def test_three_voters_become_five_and_three_again_under_faults(seed: int) -> Non
     world.run(4_000)
     world.check()
     assert world.is_converged()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_a_voter_is_drained_and_removed_under_faults(seed: int) -> None:
+    """It dies on the way or lives; what holds nothing and is stopped goes, and stays away."""
+    world = ControlWorld(5_000 + seed, observers=2)
+    world.has_leaders = True
+    world.run(2_000)
+    raise_level(world)
+    for node in world.nodes.values():
+        world.client(node)
+    world.run(500)
+    going = world.nodes[world.random.choice(world.voters)]
+    ids = (going.node_id,)
+    end = ask_until_over(world, ChangeNodesCall(node_ids=ids, change="drain", timeout_ms=300))
+    for _ in range(5):
+        nemesis(world, wipes=False)
+        world.run(world.random.uniform(200, 900))
+        if going.is_up:
+            held = [v.node_id for v in going.replica.configuration.voters]
+            assert len(held) >= 3, "the vote was given before it was taken"
+    heal(world)
+    world.run(4_000)
+    end()
+    going.crash()
+    going.is_gone = True
+    end = ask_until_over(world, ChangeNodesCall(node_ids=ids, change="remove", timeout_ms=300))
+    for _ in range(3):
+        nemesis(world, wipes=False)
+        world.run(world.random.uniform(200, 900))
+    heal(world)
+    world.run(5_000)
+    end()
+    world.is_over = True
+    world.run(4_000)
+    world.check()
+    assert world.is_converged()
+    for node in world.nodes.values():
+        if node is going:
+            continue
+        image, configuration = node.engine.image, node.replica.configuration
+        assert going.node_id not in image.brokers
+        assert image.removed[going.node_id] == (going.storage_id,)
+        assert len(configuration.voters) == 3
+        assert going.node_id not in [m.node_id for m in configuration.members]
+        for topic in image.topics_by_id():
+            for partition in topic.partitions:
+                assert going.node_id not in (*partition.replicas, *partition.voters)

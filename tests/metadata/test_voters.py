@@ -16,6 +16,7 @@ from raftmq.metadata.commands import (
     NodeChange,
     NodeState,
     ReplaceNode,
+    UnfenceBroker,
     UnregisterBroker,
 )
 from raftmq.metadata.features import SUPPORTED, named
@@ -346,3 +347,39 @@ def test_every_way_is_made_of_single_safe_steps_and_ends(seed: int) -> None:
         wanted = machine.image.voters_wanted or len(first)
         obtainable = voters_obtainable(machine.image, configuration)
         assert len(configuration.voters) >= min(wanted, max(1, obtainable))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_deaths_on_the_way_cost_no_quorum_and_returns_let_it_end(seed: int) -> None:
+    random = Random(1_000 + seed)
+    numbers = range(1, random.randint(4, 7) + 1)
+    machine = _machine(*numbers)
+    configuration = _group("123", "".join(str(n) for n in numbers[3:]))
+    _want(machine, random.choice((1, 3, 5)))
+    _set(machine, NodeState.DRAINING, random.choice((1, 2, 3)))
+    dead: list[int] = []
+    for turn in range(60):
+        if turn < 30 and random.random() < 0.4:
+            victim = random.choice(numbers)
+            (dead.remove if victim in dead else dead.append)(victim)
+        elif turn == 30:
+            dead.clear()
+        for number in numbers:
+            broker = machine.image.brokers[node(number)]
+            kind = FenceBroker if number in dead else UnfenceBroker
+            machine.apply(kind(node_id=node(number), broker_epoch=broker.epoch))
+        target = metadata_target(configuration, machine.image, FIRST)
+        live = [m for m in configuration.members if m.node_id not in dead]
+        if target is None or not keeps_quorum(configuration, live):
+            continue  # it is there, or has no leader
+        step = next_configuration(configuration, {}, live, live, target)
+        if step is not None:
+            check_change(configuration, step)
+            assert keeps_quorum(step, live)
+            configuration = step
+    assert metadata_target(configuration, machine.image, FIRST) is None
+    going = [n for n in (1, 2, 3) if machine.image.brokers[node(n)].state is NodeState.DRAINING]
+    wanted = machine.image.voters_wanted
+    if len(numbers) > wanted:
+        assert going[0] not in [v.node_id for v in configuration.voters]
+    assert len(configuration.voters) == min(wanted, len(numbers))
