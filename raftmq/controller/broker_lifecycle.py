@@ -120,7 +120,7 @@ class BrokerLifecycle:
         self._beat_began_ms = -1.0
         self._beat_round = 0
         self._reported_version = -1
-        self._is_doubted = False  # by the controller, which knows another registration or none
+        self._doubted_since_ms: float | None = None
         self._contact_ms = clock.monotonic_ms()
         self._ready_callbacks: list[Callable[[], None]] = []
         self._was_ready = False
@@ -187,7 +187,7 @@ class BrokerLifecycle:
         now_ms = self._clock.monotonic_ms()
         if not self._is_member():
             self._join(now_ms)
-        elif self.broker_epoch < 0 or self._is_doubted or self.is_isolated:
+        elif self.broker_epoch < 0 or self.is_isolated or self._is_doubted(now_ms):
             self._ask_membership(now_ms)
         if self.broker_epoch < 0:
             self._register(now_ms)
@@ -374,11 +374,20 @@ class BrokerLifecycle:
             self._beat_at_ms = min(self._beat_at_ms, now_ms + RETRY_MS / 4)
             return
         self._contact_ms = now_ms
-        self._is_doubted = reply.code is ErrorCode.STALE_BROKER_EPOCH
-        if self._is_doubted:
+        if reply.code is not ErrorCode.STALE_BROKER_EPOCH:
+            self._doubted_since_ms = None
+        elif self._doubted_since_ms is None:
+            self._doubted_since_ms = now_ms
+        if self._doubted_since_ms is not None:
             self._check_registration()
         elif self._reported_version != self._engine.image.structure_version:
             self._send_heartbeat(now_ms)
+
+    def _is_doubted(self, now_ms: float) -> bool:
+        """True when controllers have known another registration, or none, for longer than one of
+        them could be behind."""
+        since_ms = self._doubted_since_ms
+        return since_ms is not None and now_ms - since_ms >= UNLED_MS
 
     def _check_registration(self) -> None:
         """The controller knows another registration: it is behind, or this process's is over."""
