@@ -305,7 +305,8 @@ class LeaderBalance:
         self._live_since: dict[NodeId, tuple[int, float]] = {}
         self._led_since: dict[Key, tuple[int, float]] = {}
         self._moved: dict[Key, _Moved] = {}
-        self._balanced = (-1, -1)  # versions of image and leaders when nothing was to be moved
+        self._balanced: tuple[object, ...] = ()
+        """Versions of image and leaders, and who was unfit, when nothing was to be moved."""
 
     def due(
         self,
@@ -316,7 +317,7 @@ class LeaderBalance:
         unfit: Set[NodeId] = frozenset(),
     ) -> list[Move]:
         """The moves to make now; `unfit` brokers are given nothing."""
-        seen = image.structure_version, leaders.version
+        seen = image.structure_version, leaders.version, sorted(unfit)
         if seen == self._balanced:
             return []  # nothing has changed: a thousand partitions cost nothing here
         self._balanced = seen
@@ -342,7 +343,8 @@ class LeaderBalance:
                 preferred = partition.preferred_leader
                 if row.leader_id == preferred:
                     continue
-                self._balanced = (-1, -1)
+                if preferred in live:
+                    self._balanced = ()  # it may be due by mere time
                 moved = self._last_move(row, preferred, now_ms)
                 is_due = (
                     preferred in row.isr

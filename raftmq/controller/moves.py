@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from raftmq.controller.leaders import Key, LeaderTable
 from raftmq.metadata.commands import (
@@ -730,15 +730,6 @@ def foresee(
                 MoveRow(*name, moved.origin, partition.replicas, moved.replicas, is_running=False)
             )
     return Foreseen(tuple(moves), tuple(stuck), tuple(leaderless))
-
-
-def drained(image: MetadataImage, nodes: Sequence[NodeId]) -> MetadataImage:
-    """The image as it would be with these brokers draining."""
-    brokers = image.brokers
-    for node_id in nodes:
-        if node_id in brokers:
-            brokers = brokers.set(node_id, evolve(brokers[node_id], state=NodeState.DRAINING))
-    return evolve(image, brokers=brokers)
 
 
 def move_rows(survey: Survey, leaders: LeaderTable, bounds: Bounds) -> Iterator[MoveRow]:

@@ -71,6 +71,7 @@ class World:
         topic = TopicImage("t", TOPIC, partitions, Map())
         return evolve(
             EMPTY_IMAGE,
+            structure_version=sum(2 * b.epoch + b.is_fenced for b in self.brokers.values()),
             brokers=Map(self.brokers),
             topics=Map({"t": topic}),
             topic_names=Map({TOPIC: "t"}),
@@ -237,3 +238,22 @@ def test_a_balanced_cluster_is_looked_at_only_after_a_change() -> None:
     world.lead(1, 2)
     assert world.balance.due(image, world.leaders, 70_000.0) == []
     assert world.balance.due(image, world.leaders, 70_000.0 + QUIET_MS), "later, without a change"
+
+
+def test_while_the_preferred_broker_is_away_nothing_is_looked_at_again() -> None:
+    world = World(partitions=3)
+    world.brokers[NodeId(1)] = broker(1, is_fenced=True)
+    assert world.due(100_000) == []
+    looks = []
+    get = world.leaders.get
+
+    def counted(topic_id: TopicId, partition: int) -> LeaderRow | None:
+        looks.append(partition)
+        return get(topic_id, partition)
+
+    world.leaders.get = counted  # type: ignore[method-assign]
+    assert world.due(100_000) == []
+    assert looks == []
+    world.unfit = {NodeId(3)}
+    world.due()
+    assert looks == [0, 1, 2], "another set of brokers may lead"

@@ -22,7 +22,6 @@ from raftmq.controller.moves import (
     Step,
     Survey,
     Targets,
-    drained,
     figures,
     foresee,
     is_moving,
@@ -50,7 +49,7 @@ from raftmq.metadata.commands import (
     ReportVoters,
     UnfenceBroker,
 )
-from raftmq.metadata.image import PartitionImage, all_partitions
+from raftmq.metadata.image import MetadataImage, PartitionImage, all_partitions
 from raftmq.types import LeaderEpoch, NodeId
 from tests.metadata.metadata_commands import (
     Machine,
@@ -62,6 +61,12 @@ from tests.metadata.metadata_commands import (
 )
 
 Nodes = tuple[int, ...]
+
+
+def drained(image: MetadataImage, number: int) -> MetadataImage:
+    """The image as it would be with this broker draining."""
+    broker = evolve(image.brokers[node(number)], state=NodeState.DRAINING)
+    return evolve(image, brokers=image.brokers.set(broker.node_id, broker))
 
 
 class World:
@@ -579,7 +584,7 @@ def test_a_cancelled_drain_takes_back_what_has_not_caught_up() -> None:
 
 def test_what_is_foreseen_is_what_happens() -> None:
     world = World(["a", "b", "c", "a", "b", "c"], [(1, 2, 3), (3, 1, 2), (4, 2, 3)] * 7)
-    seen = foresee(drained(world.image, [node(3)]), world.leaders, world.bounds, [node(3)])
+    seen = foresee(drained(world.image, 3), world.leaders, world.bounds, [node(3)])
     assert seen.stuck == seen.leaderless == ()
     world.set_state(3, NodeState.DRAINING)
     steps = world.settle()
@@ -592,7 +597,7 @@ def test_what_is_foreseen_is_what_happens() -> None:
 def test_what_cannot_go_is_foreseen_by_name() -> None:
     world = World([None] * 3, [(1, 2, 3)], [(1,)])
     world.kill(1)
-    after = drained(world.image, [node(1)])
+    after = drained(world.image, 1)
     seen = foresee(after, world.leaders, world.bounds, [node(1)])
     assert [(s.topic, s.partition) for s in seen.stuck] == [("t1", 0)]
     assert [(s.topic, s.partition) for s in seen.leaderless] == [("t2", 0)]

@@ -54,3 +54,30 @@ def test_a_dead_brokers_replicas_are_made_again_on_the_others(tmp_path: Path) ->
             lambda: list(cluster[3].data.glob("topics/*/*")) == [], 60, "its data is deleted"
         )
         load.reckon(cluster[3].address).check()
+
+
+def test_a_drain_outlives_its_controllers(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 5, voters=5, settings={"replica_moves_max": 1}) as cluster:
+        create_topic(cluster.bootstrap, "t", partitions=12)
+        first = cluster[1].get("/nodes")["controller_id"]
+        drained = next(n for n in cluster.nodes if n != first)
+        with Load(cluster.bootstrap, "t", 12, rate=1000) as load:
+            load.wait_for(1000)
+            begun = cluster.run("node", "drain", str(drained), "--no-wait")
+            assert begun.returncode == 0, begun.stdout + begun.stderr
+            wait_until(lambda: _events(cluster, "move begun"), 60, "a move")
+            cluster[first].kill()
+            load.wait_for(1000, 90)
+            cluster[first].start()
+            cluster[first].wait_ready()
+            done = cluster.run("node", "drain", str(drained), timeout_s=180)
+            assert done.returncode == 0, done.stdout + done.stderr
+            load.wait_for(1000, 90)
+            rows = cluster[first].get("/leaders")["partitions"]
+            assert all(drained not in row["replicas"] for row in rows)
+            assert all(len(row["replicas"]) == 3 for row in rows)
+            assert all(row["leader"] != drained for row in rows)
+        load.reckon(cluster[first].address).check()
+        begun_moves = [row for row in _events(cluster, "move begun") if row["origin"] == "drain"]
+        assert all(drained not in row["after"] for row in begun_moves)
+        assert len({row["node"] for row in begun_moves}) > 1, "another controller went on"
