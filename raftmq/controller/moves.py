@@ -812,7 +812,7 @@ def node_progress(
         heirs = () if row is None else [n for n in row.isr if n in fit]
         led += is_led
         reason = ""
-        if is_led and state in _LEADS_NOTHING and not heirs:
+        if is_led and state is NodeState.MAINTENANCE and not heirs:  # else it goes with the replica
             reason = "no other replica is in sync on a broker that may lead"
         if not reason and node_id in survey.going:
             reason = obstacle(image, leaders, key, partition)
@@ -825,9 +825,6 @@ def node_progress(
         for group in image.groups.groups.values()
     )
     return NodeProgress(node_id, state, len(held), led, claims, tuple(stuck))
-
-
-_LEADS_NOTHING: Final = (NodeState.DRAINING, NodeState.MAINTENANCE)
 
 
 def _is_down(image: MetadataImage, node_id: NodeId) -> bool:
