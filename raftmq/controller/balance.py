@@ -117,9 +117,12 @@ def balance_steps(partitions: Sequence[Held], brokers: Brokers) -> Generator[Non
     )
     ordered = [partitions[i] for i in order]
     yield
-    load = Load(held.replicas for held in ordered)
+    load = Load()
+    for start in range(0, len(ordered), TURN):
+        load.add(held.replicas for held in ordered[start : start + TURN])
+        yield
     replicas = _Replicas(ordered, [weights[i] for i in order], brokers, load)
-    yield
+    yield from replicas.look()
     yield from replicas.steps()
     leaders = _Leaders(ordered, replicas.members, brokers)
     yield
@@ -129,7 +132,7 @@ def balance_steps(partitions: Sequence[Held], brokers: Brokers) -> Generator[Non
         for leader, members in zip(leaders.leader, replicas.members, strict=True)
     ]
     yield
-    return _told(ordered, evened, replicas.parted, brokers, load)
+    return (yield from _told(ordered, evened, replicas.parted, brokers, load))
 
 
 def _weights(partitions: Sequence[Held]) -> list[int]:
@@ -410,16 +413,20 @@ class _Replicas(_Evening):
             candidate.node_id: rack_of(candidate)
             for candidate in (*brokers.others, *brokers.targets)
         }
-        for held in partitions:
-            for node_id in held.replicas:
-                self._rack_of.setdefault(node_id, rack_of(Candidate(node_id)))
-        units: dict[NodeId, list[int]] = {target.node_id: [] for target in brokers.targets}
-        for unit, held in enumerate(partitions):
-            for node_id in () if held.is_fixed else held.replicas:
-                if node_id in units:
-                    units[node_id].append(unit)
-        super().__init__(brokers, load.replicas, units)
+        self._units: dict[NodeId, list[int]] = {target.node_id: [] for target in brokers.targets}
+        super().__init__(brokers, load.replicas, self._units)
         self._before = dict(self.count)
+
+    def look(self) -> Iterator[None]:
+        """Look at all partitions, before anything else."""
+        for unit, held in enumerate(self._partitions):
+            if unit % TURN == 0:
+                yield
+            for node_id in held.replicas:
+                if node_id not in self._rack_of:
+                    self._rack_of[node_id] = rack_of(Candidate(node_id))
+                if not held.is_fixed and node_id in self._units:
+                    self._units[node_id].append(unit)
 
     def sites(self, unit: int) -> Sequence[NodeId]:
         """The targets that hold the partition."""
@@ -571,11 +578,13 @@ def _told(
     parted: Mapping[int, Rack],
     brokers: Brokers,
     load: Load,
-) -> Plan:
+) -> Generator[None, None, Plan]:
     """The moves: what is in one rack first, then small ones before large ones, leaderships last."""
     names = {rack_of(c): c.rack or "" for c in (*brokers.others, *brokers.targets)}
     moves: list[tuple[tuple[object, ...], BalanceMove]] = []
     for unit, (held, after) in enumerate(zip(partitions, evened, strict=True)):
+        if unit % TURN == 0:
+            yield
         if after == held.replicas:
             continue
         arriving = [n for n in after if n not in held.replicas]
