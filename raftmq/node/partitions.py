@@ -472,8 +472,7 @@ class Partitions:
         if partition is not None:
             self.registry.remove(partition)
             self._transactions.removed(partition.topic_id, partition.index)
-            if all(other.name.topic != action.name.topic for other in self.registry):
-                self.topic_counts.pop(action.name.topic, None)
+            self._forget_counts(action.name.topic, self._engine.image)
         replica = self._replicas.pop(action.group, None)
         self._started.pop(action.group, None)
         self._unopened.pop(action.group, None)
@@ -520,10 +519,20 @@ class Partitions:
         self._left.setdefault(group.topic_id, set()).add(group)
 
     def _forget_gone(self, image: MetadataImage) -> None:
-        """No node will ever run a group again whose topic is deleted: its mark may go."""
+        """No node will ever run a group again whose topic is deleted: its mark may go, and what was
+        counted of it."""
+        for name in [name for name in self.topic_counts if name not in image.topics]:
+            self._forget_counts(name, image)
         for topic_id in [known for known in self._left if known not in image.topic_names]:
             for group in self._left.pop(topic_id):
                 self._plane.journal.forget(group)
+
+    def _forget_counts(self, topic: str, image: MetadataImage) -> None:
+        """Counters never fall: a topic whose replicas left this node may come back to it."""
+        if topic in image.topics:
+            return
+        if all(other.name.topic != topic for other in self.registry):
+            self.topic_counts.pop(topic, None)
 
     async def _mark_former_lives(self) -> None:
         """The journal has lost which groups this node has left, so it may have left any of them."""

@@ -439,8 +439,10 @@ async def test_a_crash_amid_a_removal_leaves_no_old_name(
 async def test_a_former_life_is_forgotten_with_its_topic(bench: Bench, restarts: bool) -> None:
     action = bench.start(0)
     await bench.partitions._perform_all([action])
+    counts = bench.partitions.topic_counts["t1"]
     bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
     await bench.obey()
+    assert bench.partitions.topic_counts["t1"] is counts, "it may come back, and counts on"
     assert bench.journal.get(action.group) is not None
     before = bench.control.engine.image
     gone = attrs.evolve(
@@ -457,6 +459,7 @@ async def test_a_former_life_is_forgotten_with_its_topic(bench: Bench, restarts:
         await bench.partitions.start()
     else:
         bench.partitions._image_changed(before, gone)
+        assert "t1" not in bench.partitions.topic_counts
     assert bench.journal.get(action.group) is None
     assert bench.journal.get(METADATA_GROUP) is not None
 
