@@ -267,7 +267,11 @@ class NodeCore:
     def _compose_transactions(self) -> None:
         plane, engine, config = self.plane, self.engine, self._transaction_config()
         self.agreed_time = AgreedTime(
-            self.node_id, plane.clock, plane.multiraft.leading_cores, self._voters_count
+            self.node_id,
+            plane.clock,
+            plane.multiraft.leading_cores,
+            self._voters_count,
+            self._keep_metadata_awake,
         )
         rows = RowQueue(engine, self.deadlines, self.agreed_time.latest_ms, plane.clock.wall_ms)
         self.transaction_rows = rows
@@ -408,6 +412,11 @@ class NodeCore:
                 Endpoint(name, address.host, address.port) for name, address in addresses.items()
             ),
         )
+
+    def _keep_metadata_awake(self) -> None:
+        replica = self.metadata_replica
+        if replica is not None and replica.is_leader and replica.quiescence.is_quiescent:
+            self.plane.multiraft.touch(METADATA_GROUP)
 
     def _voters_count(self) -> int:
         replica = self.metadata_replica
@@ -567,6 +576,7 @@ class NodeCore:
             # nodes may not have the group yet, so its first voter asks more than once.
             self._eager_ticks -= 1
             replica.stand()
+        self.agreed_time.tick()
         self.control.tick()
         self.coordinator.tick(now_ms)
         if self.node_id in self.engine.image.shunned():

@@ -25,6 +25,8 @@ from raftmq.raft.core import RaftCore
 from raftmq.types import NodeId, ReplicaId
 
 HEAR_EVERY_MS: Final = 1_000.0
+HEAR_SOON_MS: Final = 100.0
+"""While nothing is known."""
 AFTER_PAUSE_MS: Final = 10_000.0
 """A process that stood still hears no clocks until it has ticked for so long: what it finds in its
 sockets is old."""
@@ -111,13 +113,16 @@ class AgreedTime:
         clock: Clock,
         leaders: Callable[[], Iterable[RaftCore]],
         voters: Callable[[], int],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Take clocks from the groups that this node leads.
 
         Args:
             leaders: the cores of those groups, but for quiescent ones, whose clocks are old.
             voters: how many voters the metadata group has; 0 while that is not known.
+            wake: ends the quiescence of the metadata group, if this node leads it.
         """
+        self._wake = wake
         self._node_id = node_id
         self._clock = clock
         self._leaders = leaders
@@ -125,6 +130,14 @@ class AgreedTime:
         self._bounds = TimeBounds()
         self._asked_ms = clock.monotonic_ms()
         self._next_ms = 0.0
+
+    def tick(self) -> None:
+        """Let time pass; call it at each tick. Until anything is known, the metadata group is kept
+        awake where it is led: a quiescent leader hears no clocks, and nothing else may wake it."""
+        now_ms = self._heard()
+        is_deaf = self._next_ms - now_ms > HEAR_SOON_MS  # after a pause
+        if not is_deaf and self._bounds.latest_ms(now_ms) is None:
+            self._wake()
 
     def earliest_ms(self) -> int | None:
         """What time it is at the earliest; None: unknown."""
@@ -141,8 +154,9 @@ class AgreedTime:
         self._asked_ms = now_ms
         voters = self._voters()
         if now_ms >= self._next_ms and voters:
-            self._next_ms = now_ms + HEAR_EVERY_MS
             self._bounds.hear(self._clocks().values(), voters, now_ms)
+            is_known = self._bounds.latest_ms(now_ms) is not None
+            self._next_ms = now_ms + (HEAR_EVERY_MS if is_known else HEAR_SOON_MS)
         return now_ms
 
     def _clocks(self) -> dict[NodeId, int]:

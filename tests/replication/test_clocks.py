@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.replication.clocks import AFTER_PAUSE_MS, HEAR_EVERY_MS, AgreedTime, TimeBounds
+from raftmq.replication.clocks import (
+    AFTER_PAUSE_MS,
+    HEAR_EVERY_MS,
+    HEAR_SOON_MS,
+    AgreedTime,
+    TimeBounds,
+)
 from raftmq.types import NodeId, ReplicaId, StorageId
 
 DAY = 86_400_000
@@ -115,10 +121,12 @@ def test_a_node_hears_clocks_in_the_groups_that_it_leads() -> None:
     assert agreed.latest_ms() is None, "its own clock alone decides nothing"
     assert agreed.earliest_ms() is None
     replicas.append(led(NOW))
-    assert agreed.latest_ms() is None, "it asks again in a second"
-    clock.monotonic += HEAR_EVERY_MS
+    assert agreed.latest_ms() is None, "it asks again soon"
+    clock.monotonic += HEAR_SOON_MS
     assert agreed.latest_ms() == NOW
     assert agreed.earliest_ms() == clock.wall
+    replicas[:] = [led(NOW + DAY)]
+    assert agreed.latest_ms() == NOW, "it asks again in a second"
     replicas.clear()
     clock.monotonic += HEAR_EVERY_MS
     assert agreed.latest_ms() == NOW + HEAR_EVERY_MS
@@ -135,3 +143,25 @@ def test_what_was_heard_before_a_pause_is_old() -> None:
         assert agreed.latest_ms() == NOW + clock.monotonic
         clock.monotonic += HEAR_EVERY_MS
     assert agreed.latest_ms() == NOW, "it hears again"
+
+
+def test_the_metadata_group_is_kept_awake_until_the_time_is_known() -> None:
+    clock, replicas, woken = FakeClock(), [led()], []
+    agreed = AgreedTime(
+        NodeId(1), clock, lambda: replicas, lambda: 3, lambda: woken.append(clock.monotonic)
+    )
+    clock.monotonic = 2_000.0
+    agreed.tick()
+    assert woken == [], "after a pause it hears nothing yet"
+    while clock.monotonic < 2_000.0 + AFTER_PAUSE_MS:
+        clock.monotonic += 500.0
+        agreed.tick()
+    assert woken == [12_000.0]
+    replicas.append(led(NOW))
+    clock.monotonic += HEAR_SOON_MS
+    agreed.tick()
+    assert agreed.latest_ms() == NOW
+    clock.monotonic += HEAR_EVERY_MS
+    replicas.clear()
+    agreed.tick()
+    assert woken == [12_000.0], "what was heard once goes on by itself"

@@ -19,7 +19,8 @@ from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import ErrorCode
 from raftmq.log.log_start import LogStartFile, Pending
-from raftmq.metadata.commands import CommittedOffset
+from raftmq.metadata.commands import UNDATED, CommittedOffset
+from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId, RaftIndex
 
@@ -430,3 +431,41 @@ def test_who_leaves_and_was_silent_for_a_moment_hands_over_what_it_leads() -> No
         assert world.watch.is_whole(), Settling(world).why_not_whole()
         assert leader not in world.watch.leaders(group)
         world.close()
+
+
+def test_an_id_of_a_quiet_cluster_whose_nodes_stood_still_is_dated() -> None:
+    """Nodes that stood still hear no clocks for ten seconds, and by then nothing goes on that would
+    let the controller hear any: without a date no id, and no group, ever expires."""
+    with quiet_logs():
+        world = ClusterWorld(1, attrs.evolve(CALM))
+        world.start()
+        world.run_until(100.0)
+        for node in world.nodes:
+            node.pauses.begin(2_000.0)
+        world.run_until(4_500.0)
+        world.clients.spawn(lambda: init_producer(world, "a"))
+        world.run_until(world.now_ms + 15_000.0)
+        (known,) = {
+            node.core.engine.image.transactions.ids["a"].changed_at_ms
+            for node in world.nodes
+            if node.core is not None
+        }
+        world.close()
+    assert known != UNDATED
+
+
+async def init_producer(world: ClusterWorld, transactional_id: str) -> None:
+    """Become the producer of an id, asking until it is so."""
+    kafka = Kafka(world, 7)
+    while True:
+        answer = await kafka.ask(
+            kafka.any_node(),
+            ApiKey.INIT_PRODUCER_ID,
+            transactional_id=transactional_id,
+            transaction_timeout=1_000,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        if not answer.error_code:
+            return
+        await kafka.pause()
