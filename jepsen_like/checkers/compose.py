@@ -17,6 +17,7 @@ from attrs import frozen
 from jepsen_like.checkers.checker import Checker
 from jepsen_like.checkers.committed import CommittedChecker
 from jepsen_like.checkers.consumed import ConsumeChecker
+from jepsen_like.checkers.flows import FlowChecker
 from jepsen_like.checkers.groups import OwnershipChecker
 from jepsen_like.checkers.linear.checks import Bounds, CommittedOffsets, TopicOperations
 from jepsen_like.checkers.linear.logs import PartitionLogs
@@ -62,6 +63,7 @@ def all_checkers(options: Options) -> list[Checker]:
         CommittedOffsets(options.bounds),
         TopicOperations(options.bounds),
         TransactionChecker(must_see_all=options.must_see_all),
+        FlowChecker(),
         PartitionLogs(logs, options.bounds, gaps_allowed=options.gaps_allowed),
     ]
 

@@ -13,8 +13,11 @@ In one pass; what was `fail` in the end is known to be aborted, what was `info` 
 - aborted-offset, early-offset: a group was told an offset of an aborted or undecided transaction.
 - lost-transactional-offset: it was told one that a committed transaction had replaced, or none.
 
-Transactions of one transactional id follow each other: by their producer's epoch, and within it as
-they began. Readers read everything to its end, or `must_see_all` is False.
+What is plain, a batch or a commit of offsets outside of all transactions, is told as a transaction
+by protocol 0, whose commit is asked for as it begins. A group may be deleted: it has none of the
+offsets that were on their way to it. Transactions of one transactional id follow each other: by
+their producer's epoch, and within it as they began. Readers read everything to its end, or
+`must_see_all` is False.
 
 KAFKA-17754: by protocol 1, where nothing in a request says which transaction it ends, an EndTxn
 whose answer was lost may end the next transaction of the same epoch. That is excused where the
@@ -24,7 +27,7 @@ asks for what came of this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from attrs import define, field
@@ -34,6 +37,7 @@ from jepsen_like.checkers.verdict import Findings, Verdict
 from jepsen_like.history_events import OFFSET_UNKNOWN, Event, Value
 
 COMMITTED, ABORTED, UNKNOWN = "ok", "fail", "info"
+PLAIN = 0
 
 
 @define(eq=False)
@@ -46,6 +50,7 @@ class Transaction:
     protocol: int
     records: dict[str, list[Value]]
     offsets: dict[str, int]
+    began_at: int
     outcome: str = UNKNOWN
     ended_at: int = -1
     asked_at: int = -1
@@ -54,6 +59,15 @@ class Transaction:
     """Offsets that its producer was told."""
     delayed: list[bool] = field(factory=list)
     """What EndTxns of it that got no answer asked for: True is a commit."""
+
+
+@define(eq=False)
+class Deletion:
+    """A group was deleted, or may have been."""
+
+    began_at: int
+    outcome: str = UNKNOWN
+    ended_at: int = -1
 
 
 @define(eq=False)
@@ -71,7 +85,7 @@ class TransactionChecker(Checker):
     """Judges transactions by what committed reads show."""
 
     operations: ClassVar = frozenset(
-        {"transaction", "end", "poll_committed", "stable_offset", "log_start"}
+        {"transaction", "end", "poll_committed", "stable_offset", "log_start", "delete_group"}
     )
 
     def __init__(self, *, must_see_all: bool = True) -> None:
@@ -99,6 +113,8 @@ class TransactionChecker(Checker):
         self._log_starts: dict[str, int] = {}
         self._begun_at: dict[int, int] = {}
         self._reads: list[OffsetRead] = []
+        self._deletions: dict[str, dict[int, Deletion]] = {}
+        """By transactional id."""
         self._moment = 0
 
     def invoked(self, event: Event) -> None:
@@ -112,6 +128,9 @@ class TransactionChecker(Checker):
                 transaction.asked_at = self._moment
         elif event.f == "stable_offset":
             self._begun_at[event.op] = self._moment
+        elif event.f == "delete_group":
+            deletions = self._deletions.setdefault(event.transactional_id, {})
+            deletions[event.op] = Deletion(self._moment)
 
     def _begin(self, event: Event) -> None:
         producer_id, epoch = event.producer
@@ -122,6 +141,8 @@ class TransactionChecker(Checker):
             protocol=event.protocol,
             records={name: [value for _, value in rows] for name, rows in event.records.items()},
             offsets=dict(event.offsets),
+            began_at=self._moment,
+            asked_at=self._moment if event.protocol == PLAIN else -1,
         )
         for name, values in transaction.records.items():
             for value in values:
@@ -141,8 +162,12 @@ class TransactionChecker(Checker):
         elif event.f == "end":
             if event.type == "info":
                 self._transactions[invoked.transaction].delayed.append(invoked.is_commit)
+        elif event.f == "delete_group":
+            deletion = self._deletions[invoked.transactional_id][invoked.op]
+            deletion.outcome, deletion.ended_at = event.type, self._moment
         elif event.type == "ok" and event.f == "poll_committed":
-            self._polled(event)
+            within = self._transactions.get(invoked.transaction)
+            self._polled(event, goes_through=within is None or not invoked.group)
         elif event.f == "stable_offset":
             began_at = self._begun_at.pop(invoked.op)
             if event.type == "ok":
@@ -150,11 +175,13 @@ class TransactionChecker(Checker):
                     read = OffsetRead(invoked.transactional_id, name, offset, began_at, invoked.op)
                     self._told(read)
 
-    def _polled(self, event: Event) -> None:
+    def _polled(self, event: Event, *, goes_through: bool) -> None:
+        """`goes_through`: this process reads each partition from its beginning on."""
         for name, rows in event.records.items():
             seen_here = self._by_reader.setdefault((event.process, name), set())
             for offset, value in rows:
-                seen_here.add(value)
+                if goes_through:
+                    seen_here.add(value)
                 self._seen.setdefault((name, value), {}).setdefault(offset, event.op)
                 transaction = self._by_value.get((name, value))
                 if transaction is None:
@@ -163,7 +190,7 @@ class TransactionChecker(Checker):
                 elif transaction.asked_at < 0:
                     told = f"{value} at {offset} before its commit was asked for"
                     self._find("early-read", transaction, name, told, event.op, is_commit=True)
-        for name, end in event.offsets.items():
+        for name, end in event.offsets.items() if goes_through else ():
             key = event.process, name
             self._passed[key] = max(end, self._passed.get(key, 0))
 
@@ -195,11 +222,14 @@ class TransactionChecker(Checker):
         mine = self._writers(read)
         found = [t for t in mine if t.offsets[read.name] == read.offset]
         where = f"{read.transactional_id} {read.name}"
-        last = self._last_before(mine, read.began_at)
         if read.offset == OFFSET_UNKNOWN:
-            if last is not None:
-                told = f"no offset, after {last.offsets[read.name]} was committed"
-                self._find("lost-transactional-offset", last, where, told, read.op, is_commit=False)
+            for last in mine:
+                if _is_over(last, read.began_at) and not self._may_be_deleted(last, read):
+                    told = f"no offset, after {last.offsets[read.name]} was committed"
+                    self._find(
+                        "lost-transactional-offset", last, where, told, read.op, is_commit=False
+                    )
+                    break
             return
         if not found:
             told = f"offset {read.offset} of no transaction"
@@ -209,9 +239,27 @@ class TransactionChecker(Checker):
         if writer.asked_at < 0:
             told = f"offset {read.offset} before its commit was asked for"
             self._find("early-offset", writer, where, told, read.op, is_commit=True)
-        elif last is not None and writer.order < last.order:
-            told = f"offset {read.offset}, after {last.offsets[read.name]} was committed"
-            self._find("lost-transactional-offset", last, where, told, read.op, is_commit=False)
+            return
+        for last in mine:
+            if _is_over(last, read.began_at) and _follows(last, writer):
+                told = f"offset {read.offset}, after {last.offsets[read.name]} was committed"
+                self._find("lost-transactional-offset", last, where, told, read.op, is_commit=False)
+                return
+        for deletion in self._deletions.get(read.transactional_id, {}).values():
+            if _is_over(deletion, read.began_at) and 0 <= writer.ended_at < deletion.began_at:
+                told = f"offset {read.offset}, after the group was deleted"
+                self._find(
+                    "lost-transactional-offset", writer, where, told, read.op, is_commit=False
+                )
+                return
+
+    def _may_be_deleted(self, writer: Transaction, read: OffsetRead) -> bool:
+        """The group may have been deleted after what it wrote, or while that was pending."""
+        return any(
+            deletion.outcome != ABORTED
+            and not (deletion.outcome == COMMITTED and deletion.ended_at < writer.began_at)
+            for deletion in self._deletions.get(read.transactional_id, {}).values()
+        )
 
     def _writers(self, read: OffsetRead) -> list[Transaction]:
         return [
@@ -219,12 +267,6 @@ class TransactionChecker(Checker):
             for t in self._transactions.values()
             if t.transactional_id == read.transactional_id and read.name in t.offsets
         ]
-
-    @staticmethod
-    def _last_before(mine: Iterable[Transaction], moment: int) -> Transaction | None:
-        """The last one that was certainly committed before."""
-        done = [t for t in mine if t.outcome == COMMITTED and 0 <= t.ended_at < moment]
-        return max(done, key=lambda t: t.order, default=None)
 
     # ---- the end ----
 
@@ -285,3 +327,15 @@ class TransactionChecker(Checker):
             if 0 < len(lacking) < len(values) and self._log_starts.get(name, 0) <= min(places):
                 told = f"process {process} was not given {lacking[0]}, but others of it"
                 self._find("intermediate-read", about, name, told, -1, is_commit=True)
+
+
+def _is_over(what: Transaction | Deletion, moment: int) -> bool:
+    """True when it was certainly done before."""
+    return what.outcome == COMMITTED and 0 <= what.ended_at < moment
+
+
+def _follows(last: Transaction, writer: Transaction) -> bool:
+    """True when what `last` committed certainly came after what `writer` did."""
+    if PLAIN in (last.protocol, writer.protocol):
+        return 0 <= writer.ended_at < last.began_at and writer.outcome != UNKNOWN
+    return writer.order < last.order

@@ -1,37 +1,21 @@
 """Who reads what transactions wrote: committed records as consumers see them, and their offsets.
 
-A reader goes through each partition from its beginning to its end, once, and leaves out what
-answers call aborted, as every client does. Positions are kept by offsets, control batches
-included: what was passed over was read.
+A reader goes through each partition from its beginning to its end, once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from jepsen_like.cluster.committed_fetch import READ_COMMITTED, fetch_committed
 from jepsen_like.cluster.consumers import EARLIEST
-from jepsen_like.cluster.fetch_session import FETCH_BYTES, WAIT_MS
-from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
-from jepsen_like.cluster.tasks import until
+from jepsen_like.cluster.kafka import STALE_LEADER, Kafka, Lost
 from jepsen_like.cluster.transactional import INPUT, PARTITIONS, TOPIC, group_of
-from jepsen_like.history_events import Value
-from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
-from raftmq.protocol.fetch import (
-    FetchPartition,
-    FetchPartitionResponse,
-    FetchRequest,
-    FetchTopic,
-    decode_fetch_response,
-    encode_fetch_request,
-)
-from raftmq.records import parse_marker, read_records, split_batches
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
-
-READ_COMMITTED: Final = 1
 
 
 class CommittedReader:
@@ -72,39 +56,20 @@ class CommittedReader:
         world, kafka = self._world, self._kafka
         name, position = f"{TOPIC}-{partition}", self._positions[partition]
         operation = world.recorder.invoke(self._process, "poll_committed", offsets={name: position})
-        wanted = FetchPartition(partition, fetch_offset=position, partition_max_bytes=FETCH_BYTES)
-        request = FetchRequest(
-            max_wait_ms=WAIT_MS,
-            isolation_level=READ_COMMITTED,
-            topics=[FetchTopic(TOPIC, None, [wanted])],
-        )
-        version = VERSIONS[ApiKey.FETCH]
-        body = encode_fetch_request(version, request)
-        try:
-            leader = await kafka.leader(TOPIC, partition)
-            answer = await until(kafka.request(leader, ApiKey.FETCH, body))
-        except Lost:
-            world.recorder.fail(operation)
-            kafka.leaders.pop((TOPIC, partition), None)
+        found = await fetch_committed(kafka, operation, TOPIC, partition, position)
+        if found.code == ErrorCode.NETWORK_EXCEPTION:
             await kafka.pause()
-            return
-        part = decode_fetch_response(version, answer).topics[0].partitions[0]
-        if part.error_code:
-            world.recorder.fail(operation, code=part.error_code)
-            await self._refused(partition, part.error_code)
-            return
-        rows, end = _committed(name, position, part)
-        self._positions[partition] = end
-        if end == position and end >= part.high_watermark:
-            self._is_at_end[partition] = True
-        world.counts.acked += 1
-        world.recorder.ok(operation, records={name: rows} if rows else {}, offsets={name: end})
-        if end == position:
-            await kafka.think(1.0, 20.0)
+        elif found.code:
+            await self._refused(partition, found.code)
+        else:
+            self._positions[partition] = found.end
+            if found.is_at_end:
+                self._is_at_end[partition] = True
+            if found.end == position:
+                await kafka.think(1.0, 20.0)
 
     async def _refused(self, partition: int, code: int) -> None:
         kafka = self._kafka
-        kafka.leaders.pop((TOPIC, partition), None)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE:
             assert code in STALE_LEADER, ErrorCode(code).name
             await kafka.pause()
@@ -159,30 +124,3 @@ class CommittedReader:
             return False
         world.recorder.ok(operation, offsets={INPUT: row.committed_offset})
         return True
-
-
-def _committed(
-    name: str, position: int, part: FetchPartitionResponse
-) -> tuple[list[tuple[int, Value]], int]:
-    """The committed records of an answer, and the offset behind all that it has."""
-    data = memoryview(b"".join(map(bytes, part.records or ())))
-    aborted = sorted(part.aborted_transactions or (), key=lambda row: -row.first_offset)
-    ignored: dict[int, bool] = {}
-    rows: list[tuple[int, Value]] = []
-    end = position
-    for header, batch in split_batches(data):
-        while aborted and aborted[-1].first_offset < header.next_offset:
-            ignored[aborted.pop().producer_id] = True
-        end = max(end, header.next_offset)
-        if header.base_offset >= part.last_stable_offset:
-            told = f"{name}: {header.base_offset} is told, stable is {part.last_stable_offset}"
-            raise InvariantViolation("StableReads", told)
-        if header.is_control:
-            if not parse_marker(batch).is_commit:
-                ignored.pop(header.producer_id, None)
-        elif not header.is_transactional or header.producer_id not in ignored:
-            for record in read_records(batch):
-                if record.offset >= position:
-                    assert record.value is not None
-                    rows.append((record.offset, int(record.value.partition(b".")[0])))
-    return rows, end

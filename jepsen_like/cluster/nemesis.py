@@ -19,6 +19,7 @@ from jepsen_like.cluster.faults import SELDOM, STEPS
 from jepsen_like.cluster.mover import Mover
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.operator import Operator
+from jepsen_like.cluster.watch import TRANSACTIONS
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from raftmq.errors import KafkaError
 from raftmq.log.log_start import LocalStart, Pending
@@ -267,13 +268,17 @@ class Nemesis:
 
     def _stale_metadata(self) -> None:
         """A node hears of the metadata group late, or not at all, and of all else as before: its
-        image grows old, and it comes to lead partitions with it."""
+        image grows old, and it comes to lead partitions with it, mostly such as transactions write
+        to."""
         target, stale = self._up_node(), self._world.wires.stale
         node_id, draw = int(target.node_id), Random(self._random.getrandbits(32))
         stale[node_id] = draw.choice((0.0, draw.uniform(50.0, 400.0)))
 
         def lead() -> None:
             groups = [group for group in self._world.watch.groups() if group != METADATA_GROUP]
+            written = [g for g in groups if self._world.names.get(g, "").startswith(TRANSACTIONS)]
+            if written and draw.random() < 0.8:
+                groups = written
             if groups and node_id in stale and not self._is_stopped:
                 self._hand_to(target, draw.choice(groups))
 

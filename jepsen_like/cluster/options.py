@@ -95,6 +95,18 @@ class ClusterOptions:
     transaction_timeout_ms: int = 1_500
     transaction_pauses: float = 0.1
     """Share of the transactions that stand still for about as long as that."""
+    transaction_aborts: float = 0.3
+    """Share of them that are aborted by wish."""
+    transaction_reads: float = 0.3
+    """Share of them that read within."""
+    transaction_plain: float = 0.15
+    """How often something that is no transaction comes between two."""
+    transaction_strays: float = 0.1
+    """How often something comes too late."""
+    transaction_volatile: float = 0.1
+    """Share of them that write to a topic that comes and goes."""
+    pipe_members: int = 0
+    """So many members of a group read, write and commit in transactions."""
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000
@@ -259,5 +271,6 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         astray=0.1 if is_astray else 0.0,
         transactional=0 if expires else transactional,
         catch_up_bytes_per_s=catch_up,
+        pipe_members=2 if transactional and not expires else 0,
     )
     return options.with_patience() if is_patient else options

@@ -15,15 +15,15 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq.errors import ErrorCode
 from raftmq.metadata import apply_groups, apply_transactions
-from raftmq.metadata.commands import AbortExpired
+from raftmq.metadata.commands import AbortExpired, EndTransaction
 from raftmq.metadata.snapshot import SnapshotEncoder
-from raftmq.metadata.transactions import NO_TRANSACTIONS
+from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionState
 from raftmq.partition.producers import PartitionProducers
-from raftmq.partition.transactions import Added
+from raftmq.partition.transactions import Added, Decided, RunningTransactions
 from raftmq.promise import Promise
 from raftmq.replication.replica import Replica
 from raftmq.transactions.coordinator import ProducerResult, TransactionCoordinator
-from raftmq.transactions.leader import LeaderTransactions
+from raftmq.transactions.leader import RETRY_MS, LeaderTransactions
 from raftmq.types import Offset
 
 _abort_expired = apply_transactions._abort_expired
@@ -35,6 +35,17 @@ def _whichever_runs(draft: Any, row: AbortExpired) -> Any:
     if known is not None:
         row = replace(row, producer_id=known.producer_id, epoch=known.epoch, txn_seq=known.txn_seq)
     return _abort_expired(draft, row)
+
+
+_end_transaction = apply_transactions._end_transaction
+
+
+def _whichever_runs_ends(draft: Any, row: EndTransaction) -> Any:
+    """An EndTxn of protocol 2 that comes late ends whatever its producer runs by now."""
+    known = draft.ids.get(row.transactional_id)
+    if known is not None and row.protocol == 2 and known.state is TransactionState.ONGOING:
+        row = replace(row, producer_id=known.producer_id, epoch=known.epoch)
+    return _end_transaction(draft, row)
 
 
 _encode_snapshot = SnapshotEncoder.encode
@@ -67,6 +78,32 @@ _end_at_leader = LeaderTransactions._end
 def _reported_before_commit(self: LeaderTransactions, key: Any, partition: Any, known: Any) -> None:
     _end_at_leader(self, key, partition, known)
     self._report(key, known.marker[0], known.txn_seq)
+
+
+_verify = LeaderTransactions.verify
+
+
+def _by_any_image(self: LeaderTransactions, asked: Any) -> Any:
+    self._current[asked.topic_id, asked.partition] = asked.leader_epoch
+    return _verify(self, asked)
+
+
+def _no_barrier(self: LeaderTransactions, key: Any, epoch: Any) -> Promise[None]:
+    self._current[key] = epoch
+    return Promise.resolved(None)
+
+
+def _written_again(self: LeaderTransactions, key: Any, partition: Any, known: Any) -> None:
+    """A marker is tried once more after a while, whatever the image shows then."""
+    _end_at_leader(self, key, partition, known)
+    decided = Decided(
+        producer_id=known.marker[0],
+        producer_epoch=known.marker[1],
+        txn_seq=known.txn_seq,
+        is_commit=known.state.is_commit,
+        protocol=known.protocol,
+    )
+    self._deadlines.after(RETRY_MS, lambda: partition.end_transaction(decided))
 
 
 def _nothing_aborted(_self: PartitionProducers, _start: Offset, _end: Offset) -> list[Any]:
@@ -219,5 +256,38 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         8,
         (21,),
         ("SequenceAccepted", "AssertionError", "TransactionsEnd", "early-read"),
+    ),
+    "no-barrier-of-the-term": Bug(
+        patching(
+            (LeaderTransactions, "verify", _by_any_image),
+            (LeaderTransactions, "_barrier", _no_barrier),
+        ),
+        stress.stale_leaders,
+        8,
+        (21,),
+        ("StraysAreRefused", "TransactionsEnd", "committed-aborted-read"),
+    ),
+    "late-end-ends-a-later-one": Bug(
+        patching(
+            (
+                apply_transactions,
+                "_ROWS",
+                {**apply_transactions._ROWS, EndTransaction: _whichever_runs_ends},
+            )
+        ),
+        stress.late_ends,
+        8,
+        (21,),
+        ("early-read", "committed-aborted-read", "torn-transaction", "lost-transaction"),
+    ),
+    "late-marker-ends-a-later-one": Bug(
+        patching(
+            (LeaderTransactions, "_end", _written_again),
+            (RunningTransactions, "check_end", nothing),
+        ),
+        stress.transactions,
+        8,
+        (21,),
+        ("early-read", "committed-aborted-read", "torn-transaction", "lost-transaction"),
     ),
 }

@@ -29,12 +29,14 @@ from jepsen_like.cluster.historian import Historian
 from jepsen_like.cluster.majority import Majority
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
+from jepsen_like.cluster.pipelines import PipeMember
 from jepsen_like.cluster.producers import Producer
 from jepsen_like.cluster.registers import RegisterClient
 from jepsen_like.cluster.scraper import Scraper
 from jepsen_like.cluster.settling import Settling, why_transactions_run
+from jepsen_like.cluster.strays import GroupDeleter, StrayProducer, VolatileTopic
 from jepsen_like.cluster.supervisor import Supervisor
-from jepsen_like.cluster.transactional import PARTITIONS, TOPIC, TransactionalProducer
+from jepsen_like.cluster.transactional import PARTITIONS, TOPIC
 from jepsen_like.cluster.world import FLOORS, ClusterWorld, Counts, Fault
 from jepsen_like.history_events import Event
 from jepsen_like.invariants import InvariantViolation, name_of_finding
@@ -43,7 +45,8 @@ from raftmq.promise import Promise
 STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
-TRANSACTIONAL, HISTORIAN, LAST_ADMIN = 60, 80, 81
+PIPE_GROUP = "pipe"
+PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN = 45, 60, 80, 81
 """Process numbers that no other client comes to; further historians count down."""
 
 
@@ -242,11 +245,17 @@ def _start_transactions(world: ClusterWorld) -> dict[str, Promise[None]]:
     for number, transactional_id in enumerate([ids[0], *ids]):
         protocols = options.transaction_protocols
         protocol = protocols[(world.seed + max(number - 1, 0)) % len(protocols)]
-        producer = TransactionalProducer(world, process, transactional_id, protocol)
+        producer = StrayProducer(world, process, transactional_id, protocol)
         ends[f"transactional {process}"] = spawn(producer.run)
         process += 1
     reader = CommittedReader(world, process, ids)
     ends[f"committed reader {process}"] = spawn(reader.run)
+    ends["transactional topics"] = spawn(VolatileTopic(world, process + 1).run)
+    ends["transactional groups"] = spawn(GroupDeleter(world, process + 2, ids[-1]).run)
+    for number in range(options.pipe_members):
+        protocol = options.transaction_protocols[number % len(options.transaction_protocols)]
+        member = PipeMember(world, PIPES + 2 * number, PIPE_GROUP, protocol)
+        ends[f"transactional member {number}"] = spawn(member.run)
     return ends
 
 

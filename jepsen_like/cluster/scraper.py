@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
+from jepsen_like.cluster.transactional import VOLATILE
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.model import DamagedError
 from raftmq.node.metrics.exposition import COLLECTORS, read, write
@@ -138,7 +139,8 @@ def _check_numbers(process: Process, family: Family) -> None:
         if not (math.isfinite(value) and value >= 0):
             _breach(process, f"{name}{labels} is {value}")
         if is_counter:
-            if value < counters.get((name, labels), 0.0):
+            # A topic that is made again counts anew.
+            if VOLATILE not in labels and value < counters.get((name, labels), 0.0):
                 _breach(process, f"{name}{labels} fell from {counters[name, labels]} to {value}")
             counters[name, labels] = value
     for labels, buckets, seconds in family.histograms:

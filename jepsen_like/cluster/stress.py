@@ -22,6 +22,7 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "retention_bytes": -1,
         "slowdown": 1.0,
         "transactional": 0,
+        "pipe_members": 0,
     }
     return attrs.evolve(options, **{**small, **changes})
 
@@ -54,6 +55,7 @@ def transactions(seed: int) -> ClusterOptions:
         api_fuzzers=0,
         historians=0,
         transactional=3,
+        pipe_members=2,
         offsets_retention_ms=7 * 86_400_000,
         think_ms=(1.0, 8.0),
         fault_every_ms=(80.0, 500.0),
@@ -77,12 +79,26 @@ def transactions(seed: int) -> ClusterOptions:
     )
 
 
+def late_ends(seed: int) -> ClusterOptions:
+    """Most transactions by protocol 2 are ended a second time, some time later."""
+    return attrs.evolve(
+        transactions(seed), transaction_protocols=(2,), transaction_strays=0.8, pipe_members=0
+    )
+
+
 def stale_leaders(seed: int) -> ClusterOptions:
-    """Leaders move all the time, to nodes whose metadata are old."""
+    """Leaders move all the time, to nodes whose metadata are old; and much that was given up comes
+    late."""
     return attrs.evolve(
         transactions(seed),
         transaction_protocols=(1,),
         transaction_pauses=0.0,
+        transactional=6,
+        pipe_members=0,
+        transaction_aborts=0.7,
+        transaction_strays=1.0,
+        transaction_plain=0.0,
+        transaction_volatile=0.0,
         fault_every_ms=(100.0, 300.0),
         fault_lasts_ms=(300.0, 600.0),
     ).with_weights(transfer=2, stale_metadata=6, isolate_leader=0.5)

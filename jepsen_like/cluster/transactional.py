@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from jepsen_like.cluster.kafka import STALE_LEADER, Kafka, Lost, NotSent
 from jepsen_like.cluster.tasks import until
@@ -38,15 +38,19 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "x0"
 PARTITIONS: Final = 3
+VOLATILE: Final = "x1"
+"""A topic that comes and goes while transactions write to it and commit offsets of it: what becomes
+of that is told to nobody, but all else of them must."""
 INPUT: Final = "t0-0"
 """Where the offsets that transactions commit are of, whatever stands there."""
+INPUT_AT: Final = ("t0", 0)
 GIVE_UP_MS: Final = 4_000.0
 FENCED_REST_MS: Final = (100.0, 1_000.0)
 PRODUCE_VERSIONS: Final = {1: 9, 2: 12}
 OFFSET_VERSIONS: Final = {1: 3, 2: 5}
 END_VERSIONS: Final = {1: 3, 2: 5}
 
-_AGAIN: Final = frozenset(
+AGAIN: Final = frozenset(
     {
         *STALE_LEADER,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -58,7 +62,7 @@ _AGAIN: Final = frozenset(
         ErrorCode.REQUEST_TIMED_OUT,
     }
 )
-_FENCED: Final = frozenset(
+FENCED: Final = frozenset(
     {
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -66,6 +70,13 @@ _FENCED: Final = frozenset(
     }
 )
 _ABORTABLE: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTION_ABORTABLE})
+_LEFT_BEHIND: Final = frozenset(
+    {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+    }
+)
 _OUT_OF_SEQUENCE: Final = frozenset(
     {ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER}
 )
@@ -76,6 +87,25 @@ def group_of(transactional_id: str) -> str:
     return f"group-of-{transactional_id}"
 
 
+def rows_of(offsets: dict[tuple[str, int], int]) -> list[dict[str, Any]]:
+    """Offsets as commits have them."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, index), offset in offsets.items():
+        row = {
+            "partition_index": index,
+            "committed_offset": offset,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+        topics.setdefault(topic, []).append(row)
+    return [{"name": topic, "partitions": rows} for topic, rows in topics.items()]
+
+
+def _worst_code(answer: Any) -> int:
+    rows = [row for topic in answer.topics if topic.name != VOLATILE for row in topic.partitions]
+    return next((int(row.error_code) for row in rows if row.error_code), 0)
+
+
 class _FencedError(Exception):
     """Another producer of this transactional id goes on, or the transaction expired."""
 
@@ -84,18 +114,49 @@ class _AbortError(Exception):
     """This transaction cannot be committed any more."""
 
 
+class _LeftBehindError(_AbortError):
+    """The group went on without this member."""
+
+
+@frozen
+class Positions:
+    """What a transaction commits in a group.
+
+    Attributes:
+        fields: member, generation and instance, as requests have them.
+    """
+
+    group: str
+    offsets: dict[tuple[str, int], int]
+    fields: dict[str, Any]
+
+
+NO_MEMBER: Final[dict[str, Any]] = {
+    "generation_id": -1,
+    "member_id": "",
+    "group_instance_id": None,
+}
+
+
 @define(eq=False)
-class _Running:
+class Running:
     """One transaction."""
 
     operation: Event
     batches: list[tuple[int, list[int]]]
     """Partitions and the values that go there, in their order."""
-    offset: int
-    """What is committed of the input; -1: nothing."""
+    positions: Positions | None
     is_commit: bool
     began_ms: float
     placed: dict[str, list[tuple[int, Value]]] = field(factory=dict)
+    outcome: str = ""
+    is_told: bool = False
+    """Its end was asked for, and answered."""
+    is_late: bool = False
+    sequences: dict[int, int] = field(factory=dict)
+    """By partition, that of the batch which would have been next."""
+    ends: dict[tuple[str, int], int] = field(factory=dict)
+    """How far it read."""
     is_decided_unknown: bool = False
     """An EndTxn that asked for the commit got no answer that says what became of it."""
 
@@ -115,21 +176,35 @@ class TransactionalProducer:
         self._producer_id = self._epoch = -1
         self._sequences: dict[int, int] = {}
         self._coordinator: int | None = None
+        self._group_coordinator: int | None = None
         self._must_init = True
-        self._offset = 0
 
     async def run(self) -> None:
         """Go on until the world is quiet."""
         world, kafka = self._world, self._kafka
         while not world.is_quiet:
-            if self._must_init and not await self._init():
+            if not await self.ready():
                 await kafka.pause()
                 continue
-            await self._transact()
+            await self.transact()
+            await self._between()
             await kafka.think(*world.options.think_ms)
         kafka.hang_up()
 
+    async def _within(self, _running: Running) -> None:
+        """What else is part of a transaction, before its records are written."""
+
+    async def _between(self) -> None:
+        """What comes between two transactions."""
+
+    def _is_over(self, _running: Running, _how: str) -> None:
+        """A transaction ended."""
+
     # ---- requests ----
+
+    async def ready(self) -> bool:
+        """True once it is the producer of its id."""
+        return not self._must_init or await self._init()
 
     async def _ask(self, api: ApiKey, version: int | None = None, **fields: Any) -> Any:
         """Ask whom FindCoordinator named, or now and then anybody."""
@@ -148,7 +223,24 @@ class TransactionalProducer:
             self._coordinator = None
             raise
 
-    async def _insist(self, api: ApiKey, version: int, read: Any, **fields: Any) -> None:
+    async def _ask_group(self, group: str, api: ApiKey, version: int, **fields: Any) -> Any:
+        """Ask the coordinator of a group."""
+        kafka = self._kafka
+        if self._group_coordinator is None:
+            found = await kafka.ask(
+                kafka.any_node(), ApiKey.FIND_COORDINATOR, key=group, key_type=0
+            )
+            if found.error_code:
+                raise NotSent("nobody coordinates the group")
+            self._group_coordinator = found.node_id
+        node_id, self._group_coordinator = self._group_coordinator, None
+        answer = await kafka.ask(node_id, api, version=version, **fields)
+        self._group_coordinator = node_id
+        return answer
+
+    async def _insist(
+        self, api: ApiKey, version: int, read: Any, *, group: str = "", **fields: Any
+    ) -> None:
         """Ask until the answer says that it is done.
 
         Raises:
@@ -157,22 +249,30 @@ class TransactionalProducer:
         began_ms = self._world.now_ms
         while True:
             try:
-                code = read(await self._ask(api, version, **fields))
+                if group:
+                    answer = await self._ask_group(group, api, version, **fields)
+                else:
+                    answer = await self._ask(api, version, **fields)
+                code = read(answer)
             except Lost:
                 code = ErrorCode.COORDINATOR_NOT_AVAILABLE
             if code == ErrorCode.NONE:
                 return
+            if code in _LEFT_BEHIND and fields.get("member_id"):
+                raise _LeftBehindError
             self._judge(code)
+            if code == ErrorCode.NOT_COORDINATOR:
+                self._group_coordinator = None
             if self._world.now_ms - began_ms > GIVE_UP_MS:
                 raise _AbortError
             await self._kafka.pause()
 
     def _judge(self, code: int) -> None:
-        if code in _FENCED:
+        if code in FENCED:
             raise _FencedError
         if code in _ABORTABLE:
             raise _AbortError
-        if code not in _AGAIN:
+        if code not in AGAIN:
             told = f"{self._id}: {ErrorCode(code).name}"
             raise InvariantViolation("TransactionsAreServed", told)
 
@@ -190,7 +290,7 @@ class TransactionalProducer:
         except Lost:
             return False
         if answer.error_code:
-            if answer.error_code in _FENCED:
+            if answer.error_code in FENCED:
                 self._producer_id = self._epoch = -1
                 await self._kafka.sleep(self._kafka.random.uniform(*FENCED_REST_MS))
             else:
@@ -216,7 +316,8 @@ class TransactionalProducer:
 
     # ---- a transaction ----
 
-    def _begin(self, *, is_late: bool = False) -> _Running:
+    def _begin(self, *, is_late: bool = False, group: str = "") -> Running:
+        """`group`: whose positions it commits, as it reads."""
         world, random = self._world, self._kafka.random
         batches = []
         for _ in range(1 if is_late else random.choice((1, 2, 3, 5))):
@@ -227,9 +328,9 @@ class TransactionalProducer:
         for partition, values in batches:
             rows: list[tuple[int, Value]] = [(-1, value) for value in values]
             records.setdefault(f"{TOPIC}-{partition}", []).extend(rows)
-        offset = -1
-        if not is_late and random.random() < 0.5:
-            offset = world.next_value()
+        positions = None
+        if not (is_late or group) and random.random() < 0.5:
+            positions = self._positions(world.next_value())
         operation = world.recorder.invoke(
             self._process,
             "transaction",
@@ -237,40 +338,48 @@ class TransactionalProducer:
             producer=[self._producer_id, self._epoch],
             protocol=self._protocol,
             records=records,
-            offsets={} if offset < 0 else {INPUT: offset},
+            offsets={} if positions is None else {INPUT: positions.offsets[INPUT_AT]},
+            group=group,
         )
-        is_commit = random.random() < 0.7
-        return _Running(operation, batches, offset, is_commit, world.now_ms)
+        is_commit = random.random() >= world.options.transaction_aborts
+        return Running(operation, batches, positions, is_commit, world.now_ms)
 
-    async def _transact(self) -> None:
-        running = self._begin()
+    def _positions(self, offset: int) -> Positions:
+        return Positions(self._group, {INPUT_AT: offset}, NO_MEMBER)
+
+    async def transact(self, group: str = "") -> str:
+        """One transaction; gives how it ended, as histories have it."""
+        running = self._begin(group=group)
         try:
             await self._write(running)
-        except _AbortError:
+        except _AbortError as error:
             # What may still be on its way must not become part of the next one.
-            running.is_commit, self._must_init = False, True
+            self._must_init |= not isinstance(error, _LeftBehindError)
+            running.is_commit = False
         except _FencedError:
             self._end(running, "fail")
             await self._fenced()
-            return
+            return running.outcome
         await self._decide(running)
+        return running.outcome
 
-    async def _write(self, running: _Running) -> None:
+    async def _write(self, running: Running) -> None:
         random = self._kafka.random
         pause_at = -1
         if random.random() < self._world.options.transaction_pauses:
             pause_at = random.randrange(len(running.batches))
         if self._protocol == 1:
             await self._add_partitions(running)
+        await self._within(running)
         for number, (partition, values) in enumerate(running.batches):
             if pause_at == number and not self._world.is_healed:
                 timeout_ms = self._world.options.transaction_timeout_ms
                 await self._kafka.sleep(random.uniform(0.2, 1.6) * timeout_ms)
             await self._send(running, partition, values)
-        if running.offset >= 0:
-            await self._commit_offset(running)
+        if running.positions is not None:
+            await self._commit(running.positions)
 
-    async def _add_partitions(self, running: _Running) -> None:
+    async def _add_partitions(self, running: Running) -> None:
         wanted = sorted({partition for partition, _ in running.batches})
 
         def read(answer: Any) -> int:
@@ -287,7 +396,7 @@ class TransactionalProducer:
             v3_and_below_topics=[{"name": TOPIC, "partitions": wanted}],
         )
 
-    async def _send(self, running: _Running, partition: int, values: list[int]) -> None:
+    async def _send(self, running: Running, partition: int, values: list[int]) -> None:
         """Send a batch until it is acknowledged."""
         kafka, began_ms = self._kafka, self._world.now_ms
         sequence = self._sequences.get(partition, 0)
@@ -304,72 +413,76 @@ class TransactionalProducer:
                 raise _AbortError
             kafka.leaders.pop((TOPIC, partition), None)
             await kafka.pause()
-        self._sequences[partition] = sequence + len(values)
+        self._sequences[partition] = running.sequences[partition] = sequence + len(values)
         rows: list[tuple[int, Value]] = [
             (base + i if base >= 0 else -1, value) for i, value in enumerate(values)
         ]
         running.placed.setdefault(f"{TOPIC}-{partition}", []).extend(rows)
 
-    async def _produce(self, partition: int, values: list[int], sequence: int) -> tuple[int, int]:
+    async def _produce(
+        self,
+        partition: int,
+        values: list[int],
+        sequence: int,
+        *,
+        topic: str = TOPIC,
+        credentials: tuple[int, int] | None = None,
+        is_plain: bool = False,
+    ) -> tuple[int, int]:
         """One try; gives the code and the base offset."""
         kafka, version = self._kafka, PRODUCE_VERSIONS[self._protocol]
+        producer_id, epoch = credentials or (self._producer_id, self._epoch)
         data = build_batch(
             [NewRecord(None, b"%d." % value) for value in values],
             timestamp=EPOCH_MS + int(self._world.now_ms),
-            producer_id=self._producer_id,
-            producer_epoch=self._epoch,
+            producer_id=producer_id,
+            producer_epoch=epoch,
             base_sequence=sequence,
-            transactional=True,
+            transactional=not is_plain,
         )
-        topic = ProduceTopic(TOPIC, None, [ProducePartition(partition, memoryview(data))])
-        request = ProduceRequest(self._id, -1, 1_000, [topic])
+        row = ProduceTopic(topic, None, [ProducePartition(partition, memoryview(data))])
+        request = ProduceRequest(None if is_plain else self._id, -1, 1_000, [row])
         body = b"".join(map(bytes, encode_produce_request(version, request)))
         try:
-            leader = await kafka.leader(TOPIC, partition)
+            leader = await kafka.leader(topic, partition)
             answer = await until(kafka.request(leader, ApiKey.PRODUCE, body, version=version))
         except Lost:
             return ErrorCode.REQUEST_TIMED_OUT, -1
         told = decode_produce_response(version, answer).topics[0].partitions[0]
         return told.error_code, told.base_offset
 
-    async def _commit_offset(self, running: _Running) -> None:
+    async def _commit(self, positions: Positions) -> None:
         if self._protocol == 1:
             await self._insist(
                 ApiKey.ADD_OFFSETS_TO_TXN,
                 3,
                 lambda answer: answer.error_code,
                 **self._who,
-                group_id=self._group,
+                group_id=positions.group,
             )
-        row = {
-            "partition_index": 0,
-            "committed_offset": running.offset,
-            "committed_leader_epoch": -1,
-            "committed_metadata": "",
-        }
         await self._insist(
             ApiKey.TXN_OFFSET_COMMIT,
             OFFSET_VERSIONS[self._protocol],
-            lambda answer: answer.topics[0].partitions[0].error_code,
+            _worst_code,
+            group=positions.group,
             **self._who,
-            group_id=self._group,
-            generation_id=-1,
-            member_id="",
-            group_instance_id=None,
-            topics=[{"name": INPUT.partition("-")[0], "partitions": [row]}],
+            group_id=positions.group,
+            **positions.fields,
+            topics=rows_of(positions.offsets),
         )
 
     # ---- its end ----
 
-    async def _decide(self, running: _Running) -> None:
+    async def _decide(self, running: Running) -> None:
         """Ask for the end until it is told what became of it, or for too long."""
         began_ms = self._world.now_ms
         while self._world.now_ms - began_ms <= GIVE_UP_MS:
             code = await self._end_once(running)
             if code == ErrorCode.NONE:
+                running.is_told = True
                 self._end(running, "ok" if running.is_commit else "fail")
                 return
-            if code in _FENCED:
+            if code in FENCED:
                 self._end(running, "info" if running.is_decided_unknown else "fail")
                 await self._fenced()
                 return
@@ -383,7 +496,7 @@ class TransactionalProducer:
         self._end(running, "info" if running.is_decided_unknown else "fail")
         self._must_init = True
 
-    async def _end_once(self, running: _Running) -> int:
+    async def _end_once(self, running: Running) -> int:
         recorder = self._world.recorder
         operation = recorder.invoke(
             self._process,
@@ -411,15 +524,16 @@ class TransactionalProducer:
             recorder.ok(operation)
             if answer.producer_id >= 0:
                 self._become(answer.producer_id, answer.producer_epoch)
-        elif code in _AGAIN and code != ErrorCode.CONCURRENT_TRANSACTIONS:
+        elif code in AGAIN and code != ErrorCode.CONCURRENT_TRANSACTIONS:
             recorder.info(operation, code=code)
             running.is_decided_unknown |= running.is_commit
         else:
             recorder.fail(operation, code=code)
         return code
 
-    def _end(self, running: _Running, how: str) -> None:
+    def _end(self, running: Running, how: str) -> None:
         world, operation = self._world, running.operation
+        running.outcome = how
         world.note("transaction", how, self._id, operation.op)
         if how == "ok":
             world.counts.acked += 1
@@ -428,6 +542,7 @@ class TransactionalProducer:
             world.recorder.fail(operation, records=running.placed)
         else:
             world.recorder.info(operation, records=running.placed)
+        self._is_over(running, how)
 
     async def _fenced(self) -> None:
         """Somebody else goes on; a zombie writes on for a while."""
@@ -440,6 +555,7 @@ class TransactionalProducer:
     async def _write_late(self) -> None:
         """A batch under an epoch that is over."""
         late = self._begin(is_late=True)
+        late.is_late = True
         ((partition, values),) = late.batches
         code, _ = await self._produce(partition, values, self._sequences.get(partition, 0))
         # A leader that does not know of the decision yet lets it in: the marker comes behind it.

@@ -346,6 +346,7 @@ class SimLinks:
             is_there = peer.is_listening and not peer.is_paused
             if is_open and is_there and self._common_format(node_id):
                 stream.is_connected = True
+                stream.is_torn = False  # by what was still on its way in the last one
                 stream.backoff_ms = BACKOFF_MS[0]
                 self._peer_events.peer_introduced(peer.identity)
                 peer.introduced(self._node)

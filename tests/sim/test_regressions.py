@@ -469,3 +469,21 @@ async def init_producer(world: ClusterWorld, transactional_id: str) -> None:
         if not answer.error_code:
             return
         await kafka.pause()
+
+
+def test_what_tears_a_stream_that_has_ended_does_not_tear_the_next_one(world: ClusterWorld) -> None:
+    """A frame on its way into a cut had the next stream carry nothing, for ever (seed 700359)."""
+    links = world.node(2).links
+    assert links is not None
+    world.node(1).crash()
+    world.run_until(world.now_ms + 5_000.0)
+    assert not links.is_connected(NodeId(1))
+    links.torn(NodeId(1))
+    world.node(1).start()
+    world.run_until(world.now_ms + 5_000.0)
+    core = world.node(1).core
+    assert core is not None
+    barrier = core.engine.read_barrier()
+    world.run_until(world.now_ms + 500.0)
+    assert barrier.is_done
+    assert barrier.error is None

@@ -12,7 +12,13 @@ A, B = "x-0", "x-1"
 
 
 def begin(
-    s: Scribe, epoch: int = 0, *, protocol: int = 2, offset: int = -1, **records: list[int]
+    s: Scribe,
+    epoch: int = 0,
+    *,
+    protocol: int = 2,
+    offset: int = -1,
+    group: str = "",
+    **records: list[int],
 ) -> Event:
     wanted: dict[str, list[tuple[int, Value]]] = {
         name.replace("_", "-"): [(-1, value) for value in values]
@@ -26,6 +32,7 @@ def begin(
         protocol=protocol,
         records=wanted,
         offsets={} if offset < 0 else {INPUT: offset},
+        group=group,
     )
 
 
@@ -44,9 +51,22 @@ def abort(s: Scribe, of: Event) -> None:
 
 
 def read(
-    s: Scribe, name: str, rows: dict[int, Value], end: int, *, start: int = 0, process: int = 2
+    s: Scribe,
+    name: str,
+    rows: dict[int, Value],
+    end: int,
+    *,
+    start: int = 0,
+    process: int = 2,
+    within: Event | None = None,
 ) -> None:
-    invoked = s.invoke(process, "poll_committed", offsets={name: start})
+    invoked = s.invoke(
+        process,
+        "poll_committed",
+        offsets={name: start},
+        transaction=-1 if within is None else within.op,
+        group="" if within is None else within.group,
+    )
     s.ok(invoked, records={name: list(rows.items())} if rows else {}, offsets={name: end})
 
 
@@ -207,3 +227,213 @@ def a_delayed_end_of_another_epoch(s: Scribe) -> None:
 @rejected("early-read")
 def a_delayed_end_by_protocol_2(s: Scribe) -> None:
     delayed(s, 2, is_commit=True)
+
+
+# ---- plain batches and commits, deleted groups ----
+
+
+def plain(s: Scribe, *, offset: int = -1, **records: list[int]) -> None:
+    s.ok(begin(s, protocol=0, offset=offset, **records))
+
+
+def delete(s: Scribe) -> None:
+    s.ok(s.invoke(3, "delete_group", transactional_id=ID))
+
+
+@accepted("early-read")
+def a_plain_batch_is_read_at_once(s: Scribe) -> None:
+    batch = begin(s, protocol=0, x_0=[10])
+    read(s, A, {0: 10}, 1)
+    s.ok(batch)
+
+
+@rejected("lost-transaction")
+def a_plain_batch_is_lost(s: Scribe) -> None:
+    plain(s, x_0=[10])
+    read(s, A, {}, 1)
+
+
+@rejected("committed-aborted-read")
+def a_plain_batch_was_refused_and_read(s: Scribe) -> None:
+    s.fail(begin(s, protocol=0, x_0=[10]))
+    read(s, A, {0: 10}, 1)
+
+
+@accepted("lost-transactional-offset")
+def a_plain_commit_between(s: Scribe) -> None:
+    """It beats what was pending when it came."""
+    running = begin(s, offset=5)
+    plain(s, offset=6)
+    commit(s, running)
+    told(s, 6)
+    told(s, 5)
+    commit(s, begin(s, 1, offset=7))
+    told(s, 7)
+
+
+@rejected("lost-transactional-offset")
+def a_plain_commit_that_was_replaced(s: Scribe) -> None:
+    plain(s, offset=5)
+    commit(s, begin(s, offset=6))
+    told(s, 5)
+
+
+@rejected("lost-transactional-offset")
+def a_transaction_that_a_plain_commit_replaced(s: Scribe) -> None:
+    commit(s, begin(s, offset=5))
+    plain(s, offset=6)
+    told(s, 5)
+
+
+@accepted("lost-transactional-offset")
+def a_group_that_was_deleted_meanwhile(s: Scribe) -> None:
+    running = begin(s, offset=5)
+    delete(s)
+    commit(s, running)
+    told(s, -1)
+    commit(s, begin(s, 1, offset=6))
+    told(s, 6)
+
+
+@rejected("lost-transactional-offset")
+def a_group_that_was_deleted_before(s: Scribe) -> None:
+    delete(s)
+    commit(s, begin(s, offset=5))
+    told(s, -1)
+
+
+@rejected("lost-transactional-offset")
+def a_deleted_group_comes_back(s: Scribe) -> None:
+    commit(s, begin(s, offset=5))
+    delete(s)
+    told(s, 5)
+
+
+# ---- transactions that read ----
+
+
+@accepted("circular-flow")
+def a_chain(s: Scribe) -> None:
+    first = begin(s, x_0=[10])
+    read(s, A, {}, 0, within=first)
+    commit(s, first)
+    second = begin(s, 1, x_1=[11])
+    read(s, A, {0: 10}, 2, within=second)
+    commit(s, second)
+    third = begin(s, 2, x_0=[12])
+    read(s, B, {0: 11}, 2, within=third)
+    commit(s, third)
+    read(s, A, {0: 10, 2: 12}, 4, process=4)
+    read(s, B, {0: 11}, 2, process=4)
+
+
+def circle(s: Scribe, *, last: bool = True, protocol: int = 2) -> None:
+    """Each of three transactions reads what another one wrote."""
+    three = [begin(s, protocol=protocol, x_0=[10 + i], x_1=[20 + i]) for i in range(3)]
+    for i, running in enumerate(three):
+        read(s, A, {(i + 1) % 3: 10 + (i + 1) % 3}, 3, within=running, process=5 + i)
+    for running in three[:2]:
+        commit(s, running)
+    (commit if last else abort)(s, three[2])
+    read(s, B, {0: 20, 1: 21, 2: 22} if last else {0: 20, 1: 21}, 6, process=4)
+
+
+@rejected("circular-flow")
+def three_of_them_in_a_circle(s: Scribe) -> None:
+    circle(s)
+
+
+@rejected("circular-flow")
+def two_of_them_in_a_circle_and_one_beside(s: Scribe) -> None:
+    beside, one, other = (begin(s, i, x_0=[10 + i], x_1=[20 + i]) for i in range(3))
+    read(s, A, {1: 11}, 3, within=beside, process=5)
+    read(s, A, {2: 12}, 3, within=one, process=6)
+    read(s, A, {1: 11}, 3, within=other, process=7)
+    for running in (beside, one, other):
+        commit(s, running)
+
+
+@accepted("circular-flow")
+def an_aborted_one_closes_no_circle(s: Scribe) -> None:
+    first = begin(s, x_0=[10])
+    second = begin(s, 1, x_1=[11])
+    asked = ask(s, first)
+    read(s, A, {0: 10}, 2, within=second)
+    s.ok(asked)
+    s.ok(first)
+    abort(s, second)
+    read(s, A, {0: 10}, 2, process=4)
+    read(s, B, {}, 2, process=4)
+
+
+def piped(s: Scribe, values: dict[int, Value], end: int, *, start: int, value: int) -> Event:
+    """A transaction of a group that read these."""
+    running = begin(s, value, group="g", x_1=[value])
+    read(s, A, values, end, start=start, within=running, process=5)
+    return running
+
+
+def pipe(s: Scribe) -> None:
+    """What there is to be read, and who reads the outcome."""
+    for value in (10, 11, 12):
+        plain(s, x_0=[value])
+    read(s, A, {0: 10, 1: 11, 2: 12}, 3, process=4)
+
+
+@accepted("input-skipped")
+def each_is_given_once(s: Scribe) -> None:
+    pipe(s)
+    commit(s, piped(s, {0: 10}, 1, start=0, value=20))
+    abort(s, piped(s, {1: 11}, 2, start=1, value=21))
+    commit(s, piped(s, {1: 11}, 2, start=1, value=22))
+    read(s, B, {0: 20, 4: 22}, 6)
+
+
+@rejected("input-twice")
+def one_is_given_twice(s: Scribe) -> None:
+    pipe(s)
+    commit(s, piped(s, {0: 10, 1: 11}, 2, start=0, value=20))
+    commit(s, piped(s, {1: 11, 2: 12}, 3, start=1, value=21))
+    read(s, B, {0: 20, 2: 21}, 4)
+
+
+@rejected("input-skipped")
+def one_is_given_to_none(s: Scribe) -> None:
+    pipe(s)
+    commit(s, piped(s, {0: 10}, 1, start=0, value=20))
+    commit(s, piped(s, {2: 12}, 3, start=2, value=21))
+    read(s, B, {0: 20, 2: 21}, 4)
+
+
+@rejected("input-skipped")
+def one_is_given_to_an_aborted_one_alone(s: Scribe) -> None:
+    pipe(s)
+    abort(s, piped(s, {0: 10}, 1, start=0, value=20))
+    commit(s, piped(s, {1: 11, 2: 12}, 3, start=1, value=21))
+    read(s, B, {2: 21}, 4)
+
+
+@accepted("input-skipped")
+def one_is_given_to_an_unknown_one(s: Scribe) -> None:
+    pipe(s)
+    unknown = piped(s, {0: 10}, 1, start=0, value=20)
+    s.info(ask(s, unknown))
+    s.info(unknown)
+    commit(s, piped(s, {1: 11}, 2, start=1, value=21))
+    read(s, B, {2: 21}, 4)
+
+
+@accepted("circular-flow")
+def a_circle_of_a_delayed_end_by_protocol_1(s: Scribe) -> None:
+    first = begin(s, protocol=1, x_0=[9])
+    s.info(ask(s, first))
+    s.ok(ask(s, first))
+    s.ok(first)
+    read(s, A, {0: 9}, 2, process=4)
+    late = begin(s, protocol=1, x_0=[10])
+    reader = begin(s, 1, x_1=[11])
+    read(s, A, {2: 10}, 4, start=2, within=reader, process=5)
+    commit(s, reader)
+    read(s, B, {0: 11}, 2, within=late, process=6)
+    s.ok(ask(s, late))
+    s.ok(late)
