@@ -265,7 +265,7 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         stress.stale_leaders,
         8,
         (21,),
-        ("StraysAreRefused", "TransactionsEnd", "committed-aborted-read"),
+        ("StraysAreRefused", "TransactionsEnd", "committed-aborted-read", "early-read"),
     ),
     "late-end-ends-a-later-one": Bug(
         patching(
