@@ -445,6 +445,10 @@ def _recover_damage(
                 "cut": None if loss.cut is None else list(loss.cut),
                 "is_anew": loss.is_anew,
                 "others": list(loss.others),
+                "endless_transactions": [
+                    {"producer_id": one.producer_id, "epoch": one.epoch, "first_offset": one.first}
+                    for one in loss.endless
+                ],
             }
         )
     else:
@@ -475,6 +479,14 @@ def _loss_text(loss: Loss) -> list[str]:
         lines.append(
             "  nothing that this partition held before can be read: everything goes, and offsets "
             "begin at 0 again"
+        )
+    where = report.name.rpartition("-")
+    for one in loss.endless:
+        lines.append(
+            f"  the end of a transaction may be lost: that of producer {one.producer_id}, epoch "
+            f"{one.epoch}, from offset {one.first} on. If it is, readers of committed records stop "
+            f"there (`raftmq txn hanging`) until `raftmq txn abort -t {where[0]}:{where[2]} "
+            f"--producer-id {one.producer_id}` aborts it"
         )
     if loss.others:
         ids = ", ".join(str(node_id) for node_id in loss.others)

@@ -29,10 +29,11 @@ from raftmq.errors import CorruptBatchError, RaftmqError
 from raftmq.log.bare_entries import BareEntries, Slot
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
-from raftmq.log.model import LogConfig, UnusableLogError
+from raftmq.log.model import DamagedError, LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
+from raftmq.partition.producer_state import NO_OFFSET, ProducerStateTable, at_once
 from raftmq.ports import Clock, Disk
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
@@ -96,6 +97,15 @@ class Verdict(Enum):
     UNREADABLE = "this replica cannot be read"
 
 
+@frozen(slots=True)
+class OpenTransaction:
+    """A transaction that a log does not end."""
+
+    producer_id: int
+    epoch: int
+    first: Offset
+
+
 @define(slots=True, kw_only=True)
 class GroupReport:
     """One group as this node's disk shows it, and what recovery would change.
@@ -107,6 +117,7 @@ class GroupReport:
         flushed_end: below it everything was certainly on this disk.
         high_watermark: the last commit this replica recorded; consumers may have read further.
         damaged: offsets whose bytes are damaged here.
+        open_transactions: by first offset, where every byte was read.
         is_forgotten: the journal no longer knows what this replica promised, so it has no vote
             until a leader admits it anew.
         note: why it cannot be read.
@@ -125,6 +136,7 @@ class GroupReport:
     high_watermark: Offset = Offset(0)
     last_epoch: int = 0
     damaged: tuple[tuple[Offset, Offset], ...] = ()
+    open_transactions: tuple[OpenTransaction, ...] = ()
     is_forgotten: bool = False
     note: str = ""
 
@@ -284,8 +296,27 @@ def open_group(
         job.run()
         log.complete(job)
     if group != METADATA_GROUP:
+        if reads_all:
+            report.open_transactions = _open_transactions(log)
         log.close()
     return report, log
+
+
+def _open_transactions(log: ReplicatedLog) -> tuple[OpenTransaction, ...]:
+    """What the batches that can be read begin and do not end."""
+    table = at_once(ProducerStateTable.decoding(log.log_start.state))
+    start = log.log_start.base_offset
+    for damage in (*log.damaged, (log.log_end_offset, log.log_end_offset)):
+        with suppress(DamagedError):  # who walks looks at what comes next, too
+            for header in log.headers(start, damage[0]):
+                table.end(header) if header.is_control else table.append(header)
+        start = damage[1]
+    opened = [
+        OpenTransaction(int(producer_id), producer.epoch, producer.open_since)
+        for producer_id, producer in table.producers()
+        if producer.open_since != NO_OFFSET
+    ]
+    return tuple(sorted(opened, key=lambda one: one.first))
 
 
 def _check_every_byte(log: ReplicatedLog) -> None:
@@ -432,6 +463,8 @@ class Loss:
         cut: offsets that a torn end claimed, which this replica may have promised to keep.
         is_anew: nothing of the log can be read; it would begin again at offset 0.
         others: other voters, which may still have what is missing here.
+        endless: transactions whose end may be among what is lost. Where it is, nobody ends them
+            again: readers of committed records stop there until an operator does.
     """
 
     report: GroupReport
@@ -439,6 +472,7 @@ class Loss:
     cut: tuple[Offset, Offset] | None
     is_anew: bool
     others: tuple[NodeId, ...]
+    endless: tuple[OpenTransaction, ...] = ()
 
 
 def report_loss(place: Place, topic: str, partition: int) -> Loss:
@@ -472,7 +506,18 @@ def report_loss(place: Place, topic: str, partition: int) -> Loss:
             "metadata differs between nodes if one of them leaves commands out: move this node's "
             "data folder away instead, and let it fetch everything from the others"
         )
-    return Loss(report=report, damaged=report.damaged, cut=cut, is_anew=is_anew, others=others)
+    lost_end = max(
+        (end for _, end in (*report.damaged, *([] if cut is None else [cut]))), default=0
+    )
+    endless = tuple(one for one in report.open_transactions if one.first < lost_end)
+    return Loss(
+        report=report,
+        damaged=report.damaged,
+        cut=cut,
+        is_anew=is_anew,
+        others=others,
+        endless=endless,
+    )
 
 
 def accept_loss(place: Place, loss: Loss) -> None:

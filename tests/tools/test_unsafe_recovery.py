@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random
 
@@ -17,7 +17,15 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
-from raftmq.records import parse_header, read_records
+from raftmq.records import (
+    BatchHeader,
+    Marker,
+    NewRecord,
+    build_batch,
+    build_marker,
+    parse_header,
+    read_records,
+)
 from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
@@ -25,6 +33,7 @@ from raftmq.tools.unsafe_recovery import (
     TERM_STEP,
     Findings,
     GroupReport,
+    OpenTransaction,
     Place,
     RecoveryRefusedError,
     Verdict,
@@ -419,6 +428,76 @@ def test_a_damaged_partition_of_one_replica_goes_on_without() -> None:
     assert values_of(started.log) == [b"a", b"b", b"d", b"e", b"f"]
     with pytest.raises(RecoveryRefusedError, match="there is no loss to accept"):
         report_loss(place_of(disk), "t", 1)
+
+
+def _append_transactions(disk: SimDisk) -> None:
+    """One that ends at offset 7, and one that stays open from 8 on."""
+    journal = open_journal(disk, is_expected=True)
+    state = journal.get(partition_group(1))
+    assert state is not None
+    log = ReplicatedLog.open(
+        disk,
+        folder_of(1),
+        LogConfig(),
+        claimed_flushed_end=RaftIndex(state.flushed_end),
+        clock=FakeClock(),
+    )
+    for offset, producer_id in ((6, 7), (8, 9)):
+        written = build_batch(
+            [NewRecord(None, b"x")],
+            base_offset=offset,
+            leader_epoch=4,
+            timestamp=1000,
+            producer_id=producer_id,
+            producer_epoch=3,
+            base_sequence=0,
+            transactional=True,
+        )
+        log.append_batch(bytes(written))
+        if producer_id == 7:
+            end = build_marker(
+                Marker(is_commit=True),
+                producer_id=7,
+                producer_epoch=4,
+                timestamp=1000,
+                base_offset=7,
+                leader_epoch=4,
+            )
+            log.append_batch(bytes(end))
+    while (job := log.flush_job()) is not None:
+        job.run()
+        log.complete(job)
+    journal.put(partition_group(1), evolve(state, flushed_end=log.flushed_end))
+    journal.flush_now()
+    log.close()
+    journal.close()
+
+
+def test_a_transaction_that_lost_its_end_is_told_of() -> None:
+    """Nobody ends it again: it would hold readers of committed records back for ever, unseen."""
+    disk = make_disk()
+    _append_transactions(disk)
+    with pytest.raises(RecoveryRefusedError, match="there is no loss to accept"):
+        report_loss(place_of(disk), "t", 1)
+    path = f"{folder_of(1)}/{0:020d}.log"
+    data = memoryview(bytes(disk.content(path)))
+    position = next(p for p, header in positions_of(data) if header.is_control)
+    disk.flip(path, position + 61, 3)
+    place = place_of(disk)
+    loss = report_loss(place, "t", 1)
+    assert loss.damaged == ((7, 8),)
+    assert loss.endless == (OpenTransaction(7, 3, Offset(6)),), "the other one may go on"
+    accept_loss(place, loss)
+    place.journal.close()
+    assert leads(disk, partition_group(1), folder_of(1)).is_writable
+
+
+def positions_of(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
+    position = 0
+    while position < len(data) and any(data[position : position + 61]):
+        header = parse_header(data[position:])
+        yield position, header
+        position += header.size
 
 
 def test_accepting_can_be_done_again_after_a_crash() -> None:
