@@ -96,7 +96,7 @@ class Composed:
             self._handlers(f)
         if f == "group_gone":
             self._lives[event.group] = self._lives.get(event.group, 1) + 1
-        elif event.group in self._lives:
+        elif event.group and event.group in self._lives:  # what names no group is of none
             life = f"{event.group} (life {self._lives[event.group]})"
             event = msgspec.structs.replace(event, group=life)
         if event.type == "invoke":

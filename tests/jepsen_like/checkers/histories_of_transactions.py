@@ -437,3 +437,15 @@ def a_circle_of_a_delayed_end_by_protocol_1(s: Scribe) -> None:
     read(s, B, {0: 11}, 2, within=late, process=6)
     s.ok(ask(s, late))
     s.ok(late)
+
+
+@accepted("input-twice")
+def what_is_of_no_group_reads_as_it_likes(s: Scribe) -> None:
+    """Nor is it of the group without a name, which was forgotten (seed 700630)."""
+    pipe(s)
+    s.note(-1, "group_gone", group="")
+    for value in (20, 21):
+        running = begin(s, value, x_1=[value])
+        read(s, A, {0: 10}, 1, within=running, process=5)
+        commit(s, running)
+    read(s, B, {0: 20, 2: 21}, 4)
