@@ -67,21 +67,71 @@ def replicas_error(
     return None
 
 
-def _found(image: MetadataImage, topic_id: TopicId, number: int, epoch: int) -> Found | None:
-    """The partition of that creation epoch (-1: whichever is there); None when there is none."""
-    topic = image.topic_by_id(topic_id)
-    if topic is None or not 0 <= number < len(topic.partitions):
-        return None
-    partition = topic.partitions[number]
-    return (topic, partition) if epoch in (-1, partition.creation_epoch) else None
+class _Rows:
+    """An image with what a command has changed so far, row by row: each row is judged with the
+    changes of those before it, and a topic's partitions are copied once for all of them.
 
+    Attributes:
+        removals: the orders to delete, as they are by now.
+    """
 
-def _with_partition(
-    image: MetadataImage, topic: TopicImage, partition: PartitionImage
-) -> MetadataImage:
-    i = partition.index
-    partitions = (*topic.partitions[:i], partition, *topic.partitions[i + 1 :])
-    return evolve(image, topics=image.topics.set(topic.name, evolve(topic, partitions=partitions)))
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        self.removals = image.removals
+        self._changed: dict[str, dict[int, PartitionImage]] = {}
+        """By name of the topic and number."""
+
+    def find(self, topic_id: TopicId, number: int, epoch: int) -> Found | None:
+        """The partition of that creation epoch (-1: whichever is there); None when there is none.
+        The topic is that of the image."""
+        topic = self.image.topic_by_id(topic_id)
+        if topic is None or not 0 <= number < len(topic.partitions):
+            return None
+        partition = self._changed.get(topic.name, {}).get(number, topic.partitions[number])
+        return (topic, partition) if epoch in (-1, partition.creation_epoch) else None
+
+    def removal(self, group: RaftGroupId) -> RemovalImage | None:
+        """The order to delete that group's data, None when there is none."""
+        order = self.removals.get(self.image.removal_key(group))
+        return order if order is not None and order.group == group else None
+
+    def put(self, topic: TopicImage, partition: PartitionImage) -> None:
+        """Have the partition be so."""
+        self._changed.setdefault(topic.name, {})[partition.index] = partition
+
+    def put_wanted(self, topic: TopicImage, partition: PartitionImage) -> None:
+        """The same, and take back orders to delete that its replicas have not yet obeyed."""
+        self.put(topic, partition)
+        key = self.image.removal_key(topic.group_id(partition.index))
+        for node_id in partition.replicas:
+            self.removals = _remove_node(self.removals, key, node_id)
+
+    def put_order(self, topic: TopicImage, group: RaftGroupId, nodes: Sequence[NodeId]) -> None:
+        """Order these nodes, and no others, to delete their data of a group."""
+        key = self.image.removal_key(group)
+        if nodes:
+            order = RemovalImage(topic.name, group, tuple(sorted(set(nodes))))
+            self.removals = self.removals.set(key, order)
+        elif key in self.removals:
+            self.removals = self.removals.delete(key)
+
+    @property
+    def is_changed(self) -> bool:
+        """True when anything was put, or taken back."""
+        return bool(self._changed) or self.removals is not self.image.removals
+
+    def whole(self) -> MetadataImage:
+        """The image with all that; the same one where nothing has changed."""
+        if not self.is_changed:
+            return self.image
+        topics = {}
+        for name, rows in self._changed.items():
+            topic = self.image.topics[name]
+            partitions = list(topic.partitions)
+            for number, partition in rows.items():
+                partitions[number] = partition
+            topics[name] = evolve(topic, partitions=tuple(partitions))
+        return evolve(self.image, topics=self.image.topics.update(topics), removals=self.removals)
 
 
 # ---- targets ----
@@ -90,7 +140,8 @@ def _with_partition(
 def reassign_partition(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     """Order a partition onto other brokers."""
     command: ReassignPartition = envelope.command  # type: ignore[assignment]  # by _HANDLERS
-    found = _found(image, command.topic_id, command.partition, command.creation_epoch)
+    rows = _Rows(image)
+    found = rows.find(command.topic_id, command.partition, command.creation_epoch)
     if found is None:
         return image, Rejection(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     rejection = replicas_error(image, (command.replicas,))
@@ -106,7 +157,8 @@ def reassign_partition(image: MetadataImage, envelope: Envelope, offset: Offset)
         changed = evolve(partition, replicas=command.replicas)
     else:
         changed = _begun(partition, command, offset)
-    return _wanted_again(_with_partition(image, topic, changed), topic, changed), Done(offset)
+    rows.put_wanted(topic, changed)
+    return rows.whole(), Done(offset)
 
 
 def _begun(partition: PartitionImage, command: ReassignPartition, offset: Offset) -> PartitionImage:
@@ -147,49 +199,32 @@ def _settled(partition: PartitionImage) -> PartitionImage:
     return evolve(partition, moving_from=moving_from, origin=origin)
 
 
-def _wanted_again(
-    image: MetadataImage, topic: TopicImage, partition: PartitionImage
-) -> MetadataImage:
-    """Take back orders to delete that its replicas have not yet obeyed."""
-    removals = image.removals
-    key = image.removal_key(topic.group_id(partition.index))
-    for node_id in partition.replicas:
-        removals = _remove_node(removals, key, node_id)
-    return image if removals is image.removals else evolve(image, removals=removals)
-
-
 def plan_moves(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     """Accept moves, or cancel some; each by itself."""
     command: PlanMoves = envelope.command  # type: ignore[assignment]
     if image.level < LEVEL_OF_MOVES:  # no snapshot of this level holds them
         return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
-    after, outcomes = image, []
-    for move in command.moves:
-        after, outcome = _plan(after, move, command.origin, offset)
-        outcomes.append(outcome)
-    return after, MoveOutcomes(tuple(outcomes))
+    rows = _Rows(image)
+    outcomes = tuple(_plan(rows, move, command.origin, offset) for move in command.moves)
+    return rows.whole(), MoveOutcomes(outcomes)
 
 
-def _plan(
-    image: MetadataImage, move: PlannedMove, origin: Origin, offset: Offset
-) -> tuple[MetadataImage, MoveOutcome]:
-    found = _found(image, move.topic_id, move.partition, move.creation_epoch)
+def _plan(rows: _Rows, move: PlannedMove, origin: Origin, offset: Offset) -> MoveOutcome:
+    found = rows.find(move.topic_id, move.partition, move.creation_epoch)
     if found is None:
-        return image, MoveOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return MoveOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     topic, partition = found
     if move.expected not in ((), partition.replicas):
-        return image, MoveOutcome(
-            ErrorCode.INVALID_UPDATE_VERSION, "its replicas are others by now"
-        )
+        return MoveOutcome(ErrorCode.INVALID_UPDATE_VERSION, "its replicas are others by now")
     is_moving = bool(partition.planned or partition.moving_from)
     if is_moving and origin is Origin.BALANCE and partition.origin is not Origin.BALANCE:
-        return image, MoveOutcome(ErrorCode.REASSIGNMENT_IN_PROGRESS, "it moves for another reason")
+        return MoveOutcome(ErrorCode.REASSIGNMENT_IN_PROGRESS, "it moves for another reason")
     target = move.replicas or partition.moving_from or partition.replicas
     if not move.replicas and not is_moving:
-        return image, MoveOutcome(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
-    rejection = replicas_error(image, (target,))
+        return MoveOutcome(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+    rejection = replicas_error(rows.image, (target,))
     if rejection is not None:
-        return image, MoveOutcome(rejection.code, rejection.message)
+        return MoveOutcome(rejection.code, rejection.message)
     if move.replicas:
         planned = () if target == partition.replicas else target
         changed = evolve(partition, planned=planned, origin=origin if planned else partition.origin)
@@ -199,8 +234,9 @@ def _plan(
         changed = evolve(partition, planned=())
     changed = _settled(changed)
     if changed == partition:
-        return image, MoveOutcome()
-    return _wanted_again(_with_partition(image, topic, changed), topic, changed), MoveOutcome()
+        return MoveOutcome()
+    rows.put_wanted(topic, changed)
+    return MoveOutcome()
 
 
 # ---- facts ----
@@ -209,41 +245,42 @@ def _plan(
 def report_voters(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     """Take in what leaders say of the members of their groups."""
     command: ReportVoters = envelope.command  # type: ignore[assignment]
-    after = image
+    rows = _Rows(image)
     if image.level < LEVEL_OF_MOVES:
         for report in command.reports:
-            after = _with_voters(after, report)
+            _take_voters(rows, report)
     else:
         for row in command.members:
-            after = _with_members(after, row)
-    return after, Done(offset)
+            _take_members(rows, row)
+    return rows.whole(), Done(offset)
 
 
-def _with_voters(image: MetadataImage, report: VotersReport) -> MetadataImage:
+def _take_voters(rows: _Rows, report: VotersReport) -> None:
     """Who left the group by its own word, and is not wanted by metadata either, may delete."""
-    found = _found(image, report.topic_id, report.partition, -1)
+    found = rows.find(report.topic_id, report.partition, -1)
     if found is None or not report.voters:
-        return image
+        return
     topic, partition = found
     if report.leader_epoch < partition.voters_epoch or report.voters == partition.voters:
-        return image
+        return
     changed = evolve(partition, voters=report.voters, voters_epoch=report.leader_epoch)
     group = topic.group_id(partition.index)
-    ordered = image.removals.get(image.removal_key(group))
+    ordered = rows.removals.get(rows.image.removal_key(group))
     nodes = (*(ordered.nodes if ordered is not None else ()), *partition.voters)
     left = [n for n in nodes if n not in changed.voters and n not in changed.replicas]
-    return _with_order(_with_partition(image, topic, changed), topic, group, left)
+    rows.put(topic, changed)
+    rows.put_order(topic, group, left)
 
 
-def _with_members(image: MetadataImage, report: MembersReport) -> MetadataImage:
-    found = _found(image, report.topic_id, report.partition, report.creation_epoch)
+def _take_members(rows: _Rows, report: MembersReport) -> None:
+    found = rows.find(report.topic_id, report.partition, report.creation_epoch)
     if found is None or not report.voters or report.creation_epoch < 0:
-        return image
+        return
     topic, partition = found
     if report.leader_epoch < partition.voters_epoch:
-        return image
+        return
     group = topic.group_id(partition.index)
-    order = image.removal(group)
+    order = rows.removal(group)
     ordered = () if order is None else order.nodes
     unwanted = [
         node_id
@@ -261,26 +298,16 @@ def _with_members(image: MetadataImage, report: MembersReport) -> MetadataImage:
         )
     )
     if changed == partition and going == set(ordered):
-        return image
-    return _with_order(_with_partition(image, topic, changed), topic, group, sorted(going))
+        return
+    rows.put(topic, changed)
+    rows.put_order(topic, group, sorted(going))
 
 
 def is_news(image: MetadataImage, report: MembersReport) -> bool:
     """True when this report would change anything."""
-    return _with_members(image, report) is not image
-
-
-def _with_order(
-    image: MetadataImage, topic: TopicImage, group: RaftGroupId, nodes: Sequence[NodeId]
-) -> MetadataImage:
-    """The same with an order to these nodes, and to no others, to delete their data of a group."""
-    key = image.removal_key(group)
-    if nodes:
-        order = RemovalImage(topic.name, group, tuple(sorted(set(nodes))))
-        return evolve(image, removals=image.removals.set(key, order))
-    if key in image.removals:
-        return evolve(image, removals=image.removals.delete(key))
-    return image
+    rows = _Rows(image)
+    _take_members(rows, report)
+    return rows.is_changed
 
 
 def confirm_removed(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
@@ -320,13 +347,14 @@ def forget_node(image: MetadataImage, node_id: NodeId, *, is_gone: bool = False)
     after = image if removals is image.removals else evolve(image, removals=removals)
     if image.level < LEVEL_OF_MOVES:
         return after
+    rows = _Rows(after)
     for topic, partition in all_partitions(image):
         dismissed = tuple(n for n in partition.dismissed if n != node_id)
         planned = () if is_gone and node_id in partition.planned else partition.planned
         changed = _settled(evolve(partition, dismissed=dismissed, planned=planned))
         if changed != partition:
-            after = _with_partition(after, after.topics[topic.name], changed)
-    return after
+            rows.put(topic, changed)
+    return rows.whole()
 
 
 def by_group(image: MetadataImage) -> MetadataImage:
@@ -335,9 +363,9 @@ def by_group(image: MetadataImage) -> MetadataImage:
     Moves that are under way count as ordered now: their leaders say that they have seen them.
     """
     removals: Removals = Map({order.group: order for order in image.removals.values()})
-    after = evolve(image, removals=removals)
+    rows = _Rows(evolve(image, removals=removals))
     for topic, partition in all_partitions(image):
         if sorted(partition.voters) != sorted(partition.replicas):
             changed = evolve(partition, target_version=image.features_epoch)
-            after = _with_partition(after, after.topics[topic.name], changed)
-    return after
+            rows.put(topic, changed)
+    return rows.whole()
