@@ -133,6 +133,7 @@ class Survey:
         partitions: all of them.
         named: by broker, the partitions that are to be on it.
         held: by broker, the same and those in which it votes.
+        mendable: by broker, those of them that keep a majority without it.
         moving: partitions that move, since when each has had its present target here.
         planned: by origin (operator or balance), partitions with a plan that has not begun.
         due: partitions with a replica on a broker that is going, in the order of their turns.
@@ -147,6 +148,7 @@ class Survey:
         self.partitions: dict[Key, PartitionImage] = {}
         self.named: dict[NodeId, dict[Key, None]] = {}
         self.held: dict[NodeId, dict[Key, None]] = {}
+        self.mendable: dict[NodeId, dict[Key, None]] = {}
         self.moving: dict[Key, float] = {}
         self.planned: dict[Origin, dict[Key, None]] = {Origin.OPERATOR: {}, Origin.BALANCE: {}}
         self.due: dict[Key, None] = {}
@@ -210,6 +212,9 @@ class Survey:
             self.named.setdefault(node_id, {})[key] = None
         for node_id in (*partition.replicas, *partition.voters):
             self.held.setdefault(node_id, {})[key] = None
+            others = sum(n != node_id for n in partition.voters)
+            if 2 * others > len(partition.voters):
+                self.mendable.setdefault(node_id, {})[key] = None
         if is_moving(partition):
             self.moving[key] = since
         if partition.planned:
@@ -231,6 +236,7 @@ class Survey:
             self.named[node_id].pop(key, None)
         for node_id in (*old.replicas, *old.voters):
             self.held[node_id].pop(key, None)
+            self.mendable.get(node_id, {}).pop(key, None)
         for keys in self.planned.values():
             keys.pop(key, None)
 
@@ -634,6 +640,8 @@ def judge_deaths(
 
     Where more than one is missing it is rather the network, or a rack's power, than their disks:
     to copy everything then would do harm. Brokers that an operator has sent away are not missing.
+    Nor does one count that has nothing left that could be made again, since its partitions have no
+    majority without it (those of one replica, or two): it would keep others from it for ever.
 
     Args:
         survey: of the newest image.
@@ -654,10 +662,11 @@ def judge_deaths(
     if after_ms is None:
         return Deaths()
     overdue = [n for n in missing if now_ms - down_since_ms[n] >= after_ms]
-    if overdue and len(missing) > 1:
-        racks = sorted({r for n in missing if (r := image.brokers[n].rack) is not None})
+    counting = [n for n in missing if survey.mendable.get(n)]
+    if overdue and len(counting) > 1:
+        racks = sorted({r for n in counting if (r := image.brokers[n].rack) is not None})
         where = f" (racks {','.join(racks)})" if racks else ""
-        return Deaths(held_back=f"{_are_down(missing)}{where}, more than one")
+        return Deaths(held_back=f"{_are_down(counting)}{where}, more than one")
     return Deaths(tuple(overdue))
 
 

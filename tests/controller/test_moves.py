@@ -542,6 +542,41 @@ def test_more_than_one_dead_broker_is_rather_the_network() -> None:
     assert deaths(world) == Deaths(), "its drain sees to it"
 
 
+@pytest.mark.parametrize("alone", [(1,), (1, 3)], ids=["one replica", "two replicas"])
+def test_what_cannot_be_made_again_keeps_no_other_broker_from_it(alone: tuple[int, ...]) -> None:
+    """It counted as missing for ever, and no later death was seen to until it was drained."""
+    world = World([None] * 6, [(2, 3, 1), (2, 3, 4)], [alone])
+    world.kill(1)
+    assert deaths(world) == Deaths((node(1),))
+    world.kill(4)
+    assert deaths(world).held_back == "nodes 1,4 are down, more than one"
+    world.revive(4)
+    world.bounds = Bounds(dead=(node(1),))
+    world.settle()
+    assert world.partition(0).replicas == (2, 3, 5)
+    assert world.survey.holds_any(node(1))
+    world.kill(4)
+    assert deaths(world) == Deaths((node(1), node(4)))
+    world.bounds = Bounds(dead=(node(1), node(4)))
+    world.settle()
+    assert world.partition(1).replicas == (2, 3, 6)
+    world.kill(6)
+    world.kill(5)
+    assert deaths(world).held_back == "nodes 5,6 are down, more than one"
+
+
+def test_the_survey_of_what_can_be_made_again_keeps_up() -> None:
+    world = World([None] * 4, [(1, 2, 3), (3,), (2, 3)])
+    world.settle()
+    assert set(world.survey.mendable[node(3)]) == {(topic_id(1), 0)}
+    world.plan(1, (3, 1, 2))
+    world.settle()
+    assert set(world.survey.mendable[node(3)]) == {(topic_id(1), 0), (topic_id(1), 1)}
+    world.plan(0, (1, 2, 4))
+    world.settle()
+    assert set(world.survey.mendable[node(3)]) == {(topic_id(1), 1)}
+
+
 def test_a_broker_that_comes_back_gets_its_unfinished_moves_back() -> None:
     world = World([None] * 4, [(1, 2, 3), (1, 2, 3)])
     world.kill(3)
