@@ -16,11 +16,14 @@ import typer
 from raftmq.cli.admin_port import AdminPort
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
+    SHOWN_MAX,
     AsJson,
     Bootstrap,
     CommandError,
     Timeout,
     open_admin,
+    out_first,
+    out_left,
     reported,
     show,
     show_json,
@@ -85,17 +88,18 @@ def balance(
 def _show_plan(answer: Mapping[str, Any]) -> None:
     moves: list[Move] = answer["moves"]
     if moves:
-        show(MOVE_COLUMNS, [row for move in moves for row in _rows(move)], as_json=False)
-        for step in (step for move in moves for step in move["steps"]):
+        first = moves[:SHOWN_MAX]
+        show(MOVE_COLUMNS, [row for move in first for row in _rows(move)], as_json=False)
+        out_left(len(moves))
+        for step in (step for move in first for step in move["steps"]):
             out(step)
     copies = sum(_copies(move) for move in moves)
     total = sum(max(0, move["copied_bytes"]) for move in moves)
     more = " and more" if any(move["copied_bytes"] < 0 for move in moves) else ""
     counts = f"{len(moves)} partitions, {copies} replicas to copy, {_bytes_text(total)}{more}"
     out(f"{answer['message']}: {counts}" if moves else answer["message"])
-    for move in moves:
-        if move["code"] != "NONE":
-            out(f"not {_name(move)}: {move['message'] or move['code']}")
+    refused = [move for move in moves if move["code"] != "NONE"]
+    out_first([f"not {_name(move)}: {move['message'] or move['code']}" for move in refused])
 
 
 def _name(move: Move) -> str:
@@ -144,9 +148,11 @@ def _watch(port: AdminPort, answer: Mapping[str, Any], wait: float, *, as_json: 
             if not left:
                 _end(port, answer, ours, as_json=as_json)
                 return
-            text = _left_text(left)
+            first, *waiting = _left_lines(left)
+            text = "; ".join((first, *map(str.strip, waiting)))
             if text != shown and not as_json:
-                out(text + _time_left(ours, left, now - began))
+                for line in (first + _time_left(ours, left, now - began), *waiting):
+                    out(line)
             shown = text
         if now - began >= wait:
             note("The cluster goes on by itself; run the same again to watch it.")
@@ -154,11 +160,14 @@ def _watch(port: AdminPort, answer: Mapping[str, Any], wait: float, *, as_json: 
         time.sleep(POLL_S)
 
 
-def _left_text(left: Sequence[Move]) -> str:
+def _left_lines(left: Sequence[Move]) -> list[str]:
     running = [move for move in left if move["is_running"]]
     lines = [f"left: {len(left)} partitions, {len(running)} of them on their way"]
-    lines += [f"  {_name(move)} waits: {move['reason']}" for move in running if move["reason"]]
-    return "\n".join(lines)
+    waiting = [f"  {_name(move)} waits: {move['reason']}" for move in running if move["reason"]]
+    lines += waiting[:SHOWN_MAX]
+    if len(waiting) > SHOWN_MAX:
+        lines.append(f"  and {len(waiting) - SHOWN_MAX} more wait")
+    return lines
 
 
 def _time_left(ours: Mapping[tuple[str, int], Move], left: Sequence[Move], passed_s: float) -> str:
@@ -195,8 +204,7 @@ def _end(
     if as_json:
         show_json({**answer, "is_done": True, "changed": changed})
         return
-    for text in changed:
-        out(text)
+    out_first(changed)
     others = ", the others not as planned" if changed else ", as planned"
     moved = len(ours) - len(changed)
     out(f"done: {moved} partitions moved{others}" if ours else "done: it is even")

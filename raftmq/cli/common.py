@@ -79,6 +79,8 @@ class CommandError(RaftmqError):
         super().__init__(message)
 
 
+SHOWN_MAX: Final = 20
+"""So many moves, or lines of what will happen, are shown to people."""
 REFUSED_S: Final = 1.0
 """How long ports that refuse connections are tried: a broker that restarts is back in less."""
 UNKNOWN_S: Final = 0.5
@@ -255,6 +257,19 @@ def show(
         _show_rich(columns, rows, title)
     else:
         _show_plain(columns, rows)
+
+
+def out_first(lines: Sequence[str]) -> None:
+    """Print the first lines, and how many more there are."""
+    for line in lines[:SHOWN_MAX]:
+        out(line)
+    out_left(len(lines))
+
+
+def out_left(count: int) -> None:
+    """Say how many there are of what only the first were shown of, where there are more."""
+    if count > SHOWN_MAX:
+        out(f"... and {count - SHOWN_MAX} more (--json shows all)")
 
 
 def show_json(value: object) -> None:

@@ -22,6 +22,7 @@ from raftmq.cli.common import (
     CommandError,
     Timeout,
     open_admin,
+    out_first,
     reported,
     show_json,
 )
@@ -360,8 +361,7 @@ def _run(
                 EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
             )
         if not as_json:
-            for step in answer["steps"]:
-                out(step)
+            out_first(answer["steps"])
             out(answer["message"])
         if not ends_here:
             _watch(port, look, wait, as_json=as_json, answer=answer)

@@ -23,6 +23,7 @@ from raftmq.cli.common import (
     CommandError,
     Timeout,
     open_admin,
+    out_first,
     reported,
     show,
     show_json,
@@ -138,8 +139,7 @@ def replace_node(
                 EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
             )
         if not as_json:
-            for step in answer["steps"]:
-                out(step)
+            out_first(answer["steps"])
             out(f"replacing node {old} by node {new}: {answer['message']}")
         if not dry_run:
             _watch(port, old, wait, as_json)

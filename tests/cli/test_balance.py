@@ -116,6 +116,28 @@ def test_a_dry_run_shows_steps_and_does_not_wait(ask: Ask) -> None:
     assert json.loads(ask(port, "--dry-run", "--json").stdout) == port.answer
 
 
+def test_of_many_moves_the_first_are_shown(ask: Ask) -> None:
+    moves = [
+        _move(n, [4, 2, 3], steps=[f"step of {n}"], code="NONE" if n < 50 else "INVALID_UPDATE")
+        for n in range(100)
+    ]
+    port = Port(moves)
+    port.left = [{**row, "reason": "it has no leader"} for row in port.left[:30]]
+    port.replicas = {}
+    done = ask(port)
+    lines = done.stdout.splitlines()
+    assert lines[20].startswith("t-19 ")
+    assert lines[21] == "... and 80 more (--json shows all)"
+    assert [line for line in lines if line.startswith("step of")][-1] == "step of 19"
+    assert [line for line in lines if line.startswith("not t-")][-1] == "not t-69: INVALID_UPDATE"
+    assert lines.count("... and 30 more (--json shows all)") == 2, "refused, deleted meanwhile"
+    at = lines.index("left: 30 partitions, 30 of them on their way")
+    waiting = [f"  t-{n} waits: it has no leader" for n in range(20)]
+    assert lines[at + 1 : at + 22] == [*waiting, "  and 10 more wait"]
+    assert lines[-1] == "done: 0 partitions moved, the others not as planned"
+    assert len(json.loads(ask(Port(moves), "--json").stdout)["moves"]) == 100
+
+
 def test_json_comes_once_at_the_end(ask: Ask) -> None:
     port = Port([_move(0, [4, 2, 3])])
     told = json.loads(ask(port, "--json").stdout)

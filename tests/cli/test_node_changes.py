@@ -131,6 +131,16 @@ def test_an_added_node_is_waited_for_with_its_share_and_the_votes(
     assert "partitions still to come: 1" in done.stderr
 
 
+@pytest.mark.parametrize("count", [20, 21, 500])
+def test_of_many_steps_the_first_are_shown(call: Call, port: FakePort, count: int) -> None:
+    steps = [f"t-{n}: from 1,2 to 1,4" for n in range(count)]
+    port.answer["steps"] = steps
+    done = call("node", "add", "4", "--no-wait")
+    left = [f"... and {count - 20} more (--json shows all)"] if count > 20 else []
+    assert done.stdout.splitlines() == [*steps[:20], *left, "begun"]
+    assert json.loads(call("node", "add", "4", "--no-wait", "--json").stdout)["steps"] == steps
+
+
 def test_a_node_is_gone_once_nobody_knows_it(call: Call, port: FakePort) -> None:
     port.pages = [_page("draining"), _page(known=False)]
     done = call("node", "remove", "4")
