@@ -478,6 +478,10 @@ def _replica(name: Name, node_id: int, row: Row) -> Iterator[Finding]:
     """What one replica says of itself."""
     if row["failure"] is not None:
         text = f"the replica on node {node_id} stopped: {row['failure']}"
+        if row["failure"].startswith("disk full"):
+            remedy = f"make room on the disk of node {node_id}: it begins again by itself then"
+            yield Finding(Level.BLOCKS, "stopped", text, remedy)
+            return
         remedy = f"look at the disk and the log of node {node_id}, then start it again"
         yield Finding(Level.BLOCKS, "stopped", text, remedy, (START,))
         return

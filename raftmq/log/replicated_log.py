@@ -171,6 +171,13 @@ class ReplicatedLog(ReadableLog):
         """The Raft index at an offset, behind the bare entries that stand before it."""
         return RaftIndex(offset + self._steps() + self._bare.count_up_to(offset))
 
+    @property
+    def written_end(self) -> RaftIndex:
+        """Everything below it is in files; what is staged above may still find no room."""
+        if not self._staged:
+            return self.end_index
+        return self.index_of(Offset(self._staged[0].header.base_offset))
+
     def start_at(self, offset: Offset) -> LogStart:
         """A log start from which readers see `offset`: the batch that contains it comes first.
 

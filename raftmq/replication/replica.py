@@ -155,6 +155,7 @@ class Replica:
 
         commit = min(RaftIndex(self.place.state.commit_end), log.flushed_end)
         self._commit_end = max(commit, log.log_start.index)
+        self._known_commit_end = self._commit_end  # of the core; on a follower it may be ahead
         self.high_watermark = log.offset_of(self._commit_end)
         self.has_progressed = False  # a flushed end, here or elsewhere, or the log start moved
         self._has_started = False
@@ -412,6 +413,8 @@ class Replica:
         except DiskError as error:
             self.fail(f"write after flush failed: {error}")
             return
+        else:
+            self._announce()
         self.has_progressed = True
 
     def flush_failed(self, error: DiskError) -> None:
@@ -517,7 +520,8 @@ class Replica:
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
         if ready.commit_end is not None:
-            self._committed(ready.commit_end)
+            self._known_commit_end = ready.commit_end
+            self._announce()
 
     def _write(self, entry: Entry) -> None:
         if entry.end <= self._prewritten_end:
@@ -557,6 +561,16 @@ class Replica:
         self._prewritten_end = RaftIndex(0)
         self._moves.clear()
         self.machine.restore(log_start)
+
+    def _announce(self) -> None:
+        """Tell what is committed: on a follower only what is written here. What is staged behind an
+        election's entry or an old segment may find the disk full; the state machine, which cannot
+        go back, must not have used it by then. A leader shows all that it knows of: it serves
+        once its own entry is committed, which is told here."""
+        end = self._known_commit_end
+        if self.core.role is not Role.LEADER:
+            end = min(end, self.log.written_end)
+        self._committed(end)
 
     def _committed(self, commit_end: RaftIndex) -> None:
         if commit_end <= self._commit_end:
@@ -611,11 +625,12 @@ class Replica:
     def _rebuild_core(self) -> None:
         """Begin again from disk, as after a crash: the core took entries that the log could not."""
         if self.log.end_index < self._commit_end:
-            # Entries staged behind an election's: the state machine has used them, so it must begin
-            # again as well.
+            # Entries that were staged while it led: the state machine has used them, so it must
+            # begin again as well.
             self.fail(f"{DISK_FULL}: committed entries could not be written here")
             return
         before = self.core
+        self._known_commit_end = self._commit_end
         self.core = self._repairer.core = self._new_core()
         self.core.suspended = before.suspended
         self.core.claimed_end_floor = before.claimed_end_floor

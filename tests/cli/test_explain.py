@@ -18,6 +18,7 @@ from raftmq.cli.explain import (
     summary,
 )
 from raftmq.cli.picture import NodeReport
+from raftmq.replication.replica import DISK_FULL
 
 MIB = 1 << 20
 NAME = PartitionAsked("t", 0)
@@ -183,6 +184,11 @@ def _stopped(told: Told) -> None:
     told.kill(3)
     told.leaderless()
     told.row(2, failure="the disk failed", kinds=["stopped"], troubles=["stopped"])
+
+
+def _lacks_space(told: Told) -> None:
+    why = f"{DISK_FULL}: committed entries could not be written here"
+    told.row(2, failure=why, kinds=["stopped"], troubles=["stopped"])
 
 
 def _moving(told: Told) -> None:
@@ -562,6 +568,12 @@ def _remedies(change: Case, what: str) -> list[Finding]:
     told = Told()
     change(told)
     return explain(told.reports, asked(what), told.moves, told.changes)
+
+
+def test_what_a_full_disk_has_stopped_begins_again_by_itself() -> None:
+    [found] = [one for one in _remedies(_lacks_space, "t/0") if one.kind == "stopped"]
+    assert found.remedy == "make room on the disk of node 2: it begins again by itself then"
+    assert found.commands == ()
 
 
 def test_what_is_lost_is_given_up_by_name() -> None:

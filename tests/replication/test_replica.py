@@ -332,11 +332,62 @@ class TestLogStart:
         cluster.until(lambda: stuck.log_end_offset > end)
         node.disk.capacity_bytes = None
         cluster.commit(3)
-        # Where a commit was known before its batches found room, the replica begins again.
         cluster.until(cluster.world.is_whole)
         cluster.settle()
         starts = {cluster.replica(n).log_start_offset for n in cluster.nodes}
         assert starts == {target}
+
+    @pytest.mark.parametrize("seed", range(1, 13))
+    def test_what_a_full_follower_has_staged_it_has_not_shown(self, seed: int) -> None:
+        """A new log start, which always has room, has batches wait for its flush; these were told
+        as committed before there was no room for them, and the replica stopped until space was
+        back: it could not drop anything itself, nor vote."""
+        cluster = SimCluster(seed, segment_bytes=300)
+        cluster.commit(10, size=50)
+        cluster.settle()
+        node = cluster.followers()[0]
+        stuck = cluster.replica(node)
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        cluster.commit(20, size=50)
+        for target in (6, 9, 20):
+            cluster.replica(cluster.leader).move_log_start(Offset(target))
+            cluster.run(1_000)
+            assert stuck.failure is None
+        node.disk.capacity_bytes = None
+        cluster.commit(3)
+        cluster.until(cluster.world.is_whole)
+        cluster.settle()
+        assert cluster.replica(node) is stuck
+        assert stuck.high_watermark == cluster.replica(cluster.leader).high_watermark
+
+    def test_a_follower_shows_no_more_than_is_written(self) -> None:
+        """And all of it once it leads: its clients know of every record that was acknowledged."""
+        cluster = SimCluster(2, fsync_ms=(1.0, 60.0), segment_bytes=300)
+        held_back = 0
+
+        def look() -> bool:
+            nonlocal held_back
+            for replica in (cluster.replica(node) for node in cluster.nodes if node.is_up):
+                end = replica.commit_end
+                if replica.is_writable:
+                    assert end == replica.core.commit_end
+                elif end < replica.core.commit_end:
+                    assert end == replica.log.written_end
+                    held_back += 1
+            return True
+
+        for _ in range(10):
+            cluster.until(lambda: look() and bool(cluster.leaders()))
+            leader = cluster.leader
+            for _ in range(8):
+                cluster.append(size=50)
+                cluster.run(5)
+                look()
+            leader.crash()
+            cluster.until(lambda: look() and bool(cluster.leaders()))
+            leader.start()
+            cluster.until(lambda: look() and cluster.world.is_whole())
+        assert held_back
 
     def test_only_what_is_committed_may_go(self) -> None:
         cluster = SimCluster()
