@@ -383,8 +383,8 @@ class Targets:
             if broker is None:
                 return f"node {node_id} is not registered", True
             going = self._going.get(node_id)
-            if going is not None and going is not Origin.REPAIR:
-                return f"node {node_id} {_GOING[going]}", True
+            if going is not None:  # also one that has it: it would be taken off it again
+                return f"node {node_id} {_GOING[going]}", going is not Origin.REPAIR
             if node_id in partition.replicas or node_id in partition.voters:
                 continue
             if reason := self._unfit(broker, partition, ()):

@@ -225,11 +225,21 @@ class _Plan:
             wanted = self._checked_voters(after)
         elif self.change is Change.ADD or (self.change is Change.CANCEL_DRAIN and now % 2 == 0):
             wanted = grown_voters(self.image, after, self.first_voters)
+        elif self.change is Change.CANCEL_DRAIN:
+            wanted = now
         elif self.change is Change.DRAIN:
             wanted = shrunk_voters(after, self.configuration, self.first_voters)
         else:
             return None
-        return None if wanted == now else wanted
+        if wanted != now:
+            return wanted
+        # Its successor may vote by now, or be about to: without a number in the state nothing
+        # would take the surplus back.
+        is_cancelled = (
+            self.change is Change.CANCEL_DRAIN and after.brokers is not self.image.brokers
+        )
+        may_exceed = is_cancelled or len(self.configuration.voters) > wanted
+        return wanted if may_exceed and not self.image.voters_wanted else None
 
     def _checked_voters(self, after: MetadataImage) -> int:
         wanted = self.voters or len(self.first_voters)

@@ -515,6 +515,17 @@ def test_a_dead_brokers_replicas_are_made_again_over_racks() -> None:
     assert not world.survey.holds_any(node(3))
 
 
+def test_a_plan_that_names_a_dead_broker_does_not_undo_its_repair() -> None:
+    world = World([None] * 6, [(1, 2, 3)])
+    world.plan(0, (1, 4, 3), Origin.BALANCE)
+    world.kill(3)
+    world.bounds = Bounds(dead=(node(3),))
+    assert [s.origin for s in world.step()] == [Origin.REPAIR]
+    assert node(3) not in world.partition().replicas
+    assert world.step() == []
+    assert node(3) not in world.partition().replicas
+
+
 def deaths(world: World, after_ms: float | None = 100.0, now_ms: float = 100.0) -> Deaths:
     down = {n: 0.0 for n in sorted(world.image.brokers) if world.image.brokers[n].is_fenced}
     world.survey.see(world.image, (), now_ms)

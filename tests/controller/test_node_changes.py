@@ -37,6 +37,7 @@ from raftmq.metadata.commands import (
     UnregisterBroker,
 )
 from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
 from tests.controller.metadata_cluster import MetadataCluster
@@ -111,7 +112,8 @@ def test_from_state_to_state(machine: Machine, change: Change, state: NodeState)
     if state is wanted:
         assert (command, _words(rows)) == (None, ["done already"])
     elif state in sources:
-        assert command == ChangeNodes(changes=(NodeChange(node(4), wanted),))
+        voters = 3 if change is Change.CANCEL_DRAIN else None
+        assert command == ChangeNodes(changes=(NodeChange(node(4), wanted),), voters=voters)
         assert rows[0].code is ErrorCode.NONE
     else:
         assert command is None
@@ -155,6 +157,22 @@ def test_votes_become_fewer_when_nobody_can_take_one(machine: Machine) -> None:
     _set(machine, NodeState.ACTIVE, 4)
     command, rows = _plan(machine, "cancel-drain", 3, configuration=_group("12", "345"))
     assert command == ChangeNodes(changes=(NodeChange(node(3), NodeState.ACTIVE),), voters=3)
+
+
+def test_a_cancelled_drain_takes_the_vote_of_the_successor_back(machine: Machine) -> None:
+    _set(machine, NodeState.DRAINING, 3)
+    command, _ = _plan(machine, "cancel-drain", 3, configuration=_group("1234", "5"))
+    assert command is not None
+    machine.apply(command)
+    target = metadata_target(_group("1234", "5"), machine.image, FIRST)
+    assert target is not None
+    assert sorted(target.voters) == [1, 2, 3]
+
+
+def test_a_surplus_of_voters_goes_when_their_number_is_named(machine: Machine) -> None:
+    command, _ = _plan(machine, "", voters=3, configuration=_group("1234", "5"))
+    assert command == ChangeNodes(changes=(), voters=3)
+    assert _plan(machine, "", voters=3)[0] is None
 
 
 def test_a_cancelled_drain_makes_no_more_voters_than_were_asked_for(machine: Machine) -> None:
