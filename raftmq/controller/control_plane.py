@@ -274,7 +274,7 @@ class ControlPlane:
         )
         self.turned_away: dict[NodeId, str] = {}
         """Replaced and removed nodes that came back to this controller with their old data, and the
-        refusal that each was given."""
+        refusal that each was given; until one registers, with an empty disk."""
         self.leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 
@@ -640,6 +640,10 @@ class ControlPlane:
             for topic_id in before.topic_names:
                 if topic_id not in after.topic_names:
                     self.leaders.forget(topic_id)
+        if self.turned_away and before.brokers is not after.brokers:
+            for node_id in list(self.turned_away):
+                if node_id in after.brokers and node_id not in before.brokers:
+                    del self.turned_away[node_id]
 
     def _confirm_removed(self) -> None:
         if not self._removed or self._is_confirming or not self.lifecycle.is_current:

@@ -457,6 +457,7 @@ def test_a_node_is_added_another_drained_and_removed() -> None:
     cluster.run(5_000)
     assert not anew.control.lifecycle.is_replaced
     assert anew.engine.image.brokers[node(3)].state is NodeState.NEW
+    assert 3 not in cluster.nodes[1].control.turned_away, "it is told of no more: it did as asked"
     assert _holders(cluster) == {1, 2, 4}
 
 
