@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,7 +20,11 @@ from raftmq_client.blocking.admin import Admin
 
 
 class AdminPort:
-    """The admin ports of live nodes: the first that answers is asked."""
+    """The admin ports of live nodes: the first that answers is asked.
+
+    Orders go to the controller, and what is asked after them: any other node may know of them only
+    a moment later, and would tell that nothing is to be done.
+    """
 
     def __init__(self, addresses: list[str], timeout_s: float) -> None:
         self._addresses = addresses
@@ -60,21 +65,33 @@ class AdminPort:
         raise CommandError(f"no admin port answers: {'; '.join(failures)}", EXIT_UNKNOWN)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Have a node do something, once.
+        """Have the controller do something, once; it is asked first from now on.
 
         Raises:
             CommandError: no node was reached, or the answer was lost.
         """
-        self.get("/nodes")  # brings one that answers to the front
+        self._turn_to_controller()
         request = urllib.request.Request(
             f"http://{self._addresses[0]}{path}",
             data=msgspec.json.encode(body),
             headers={"Content-Type": "application/json"},
         )
         try:
-            return self._ask(request)
+            answer = self._ask(request)
         except OSError as error:
             raise CommandError(f"outcome unknown: {error}", EXIT_UNKNOWN) from error
+        with suppress(CommandError):  # what it did is known, whoever answers now
+            self._turn_to_controller()  # by now that may be another node
+        return answer
+
+    def _turn_to_controller(self) -> None:
+        """Bring a node that answers to the front, the controller where it does."""
+        told = self.get("/nodes")
+        for node in told["nodes"]:
+            address = node.get("admin_address")
+            if address and node["node_id"] == told["controller_id"]:
+                self._addresses = [address, *(a for a in self._addresses if a != address)]
+                self.get("/nodes")
 
     def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
         try:

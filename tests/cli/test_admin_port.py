@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
@@ -74,3 +75,39 @@ def test_brokers_that_do_not_answer_are_passed_over(page: str) -> None:
 
 def test_nobody_has_an_admin_port() -> None:
     assert AdminPort.find(cast(Admin, _Admin({1: None})), 5.0) is None
+
+
+def test_orders_go_to_the_controller_and_so_does_what_is_asked_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another node knows of an order a moment later, and would tell that nothing is to be done."""
+    controllers = [2, 2, 2, 3]
+    asked: list[str] = []
+
+    def ask(_self: AdminPort, request: urllib.request.Request) -> dict[str, Any]:
+        asked.append(f"{request.get_method()} {request.host}{request.selector}")
+        now = controllers.pop(0) if len(controllers) > 1 else controllers[0]
+        nodes = [{"node_id": n, "admin_address": f"node-{n}:1"} for n in (1, 2, 3)]
+        return {"controller_id": now, "nodes": nodes}
+
+    monkeypatch.setattr(AdminPort, "_ask", ask)
+    port = AdminPort(["node-1:1"], 5.0)
+    port.post("/nodes/change", {})
+    assert asked[-3:] == ["POST node-2:1/nodes/change", "GET node-2:1/nodes", "GET node-3:1/nodes"]
+    port.get("/moves")
+    assert asked[-1] == "GET node-3:1/moves", "it is the controller by now"
+
+
+def test_the_controller_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(_self: AdminPort, request: urllib.request.Request) -> dict[str, Any]:
+        asked.append(f"{request.get_method()} {request.host}")
+        if request.host == "node-2:1" or len(asked) > 4:
+            raise OSError("refused")
+        return {"controller_id": 2, "nodes": [{"node_id": 2, "admin_address": "node-2:1"}]}
+
+    monkeypatch.setattr(AdminPort, "_ask", ask)
+    port = AdminPort(["node-1:1"], 5.0)
+    assert port.post("/nodes/change", {})["controller_id"] == 2, "what it did is known"
+    assert asked[:4] == ["GET node-1:1", "GET node-2:1", "GET node-1:1", "POST node-1:1"]
