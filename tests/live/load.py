@@ -84,12 +84,18 @@ class Load:
         *,
         rate: float = 2000.0,
         size: int = 100,
+        after: Load | None = None,
         **settings: Any,
     ) -> None:
+        """`after`: one that has ended; this one counts on from it, and reckons for both."""
         self.bootstrap = bootstrap
         self.topic = topic
         self.partitions = partitions
-        self.acknowledged: list[dict[int, int | None]] = [{} for _ in range(partitions)]
+        self.sent = 0 if after is None else after.sent
+        """How many records there are, by their numbers."""
+        self.acknowledged: list[dict[int, int | None]] = (
+            [{} for _ in range(partitions)] if after is None else after.acknowledged
+        )
         """Offsets by number; None where librdkafka concluded from a later batch's answer that an
         earlier one, whose outcome it did not know, is there as well."""
         self.acknowledged_at: list[float] = []
@@ -120,6 +126,10 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Produce no more; return once the outcome of all is known."""
         self._stop.set()
         self._thread.join(150)
         assert not self._thread.is_alive()
@@ -136,9 +146,10 @@ class Load:
 
     def _run(self) -> None:
         started = time.perf_counter()
-        number = 0
+        first = self.sent
         while not self._stop.is_set():
-            if number > (time.perf_counter() - started) * self._rate:
+            number = self.sent
+            if number - first > (time.perf_counter() - started) * self._rate:
                 self._producer.poll(0.002)
                 continue
             value = b"%d " % number + self._padding
@@ -152,8 +163,8 @@ class Load:
             except BufferError:
                 self._producer.poll(0.01)
                 continue
-            number += 1
-            if not number & 63:
+            self.sent += 1
+            if not self.sent & 63:
                 self._producer.poll(0)
         self._producer.flush(130)
 
@@ -236,6 +247,7 @@ def read_partitions(
         while ends:
             assert time.monotonic() < deadline, f"stuck before {ends}"
             for message in consumer.consume(5000, 0.5):
+                deadline = time.monotonic() + 120
                 assert message.error() is None, message.error()
                 where, offset, value = message.partition(), message.offset(), message.value()
                 assert where is not None

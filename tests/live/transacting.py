@@ -45,13 +45,14 @@ class One:
 
 
 class Transacting:
-    """So many producers, each with one transaction after the other."""
+    """So many producers, each with one transaction after the other, and a pause between two."""
 
-    def __init__(self, bootstrap: str, producers: int) -> None:
+    def __init__(self, bootstrap: str, producers: int, pause_s: float = 0.0) -> None:
         create_topic(bootstrap, TARGET, PARTITIONS)
         create_topic(bootstrap, SOURCE, producers)
         self._bootstrap = bootstrap
         self.all = [One(number) for number in range(producers)]
+        self._pause_s = pause_s
         self._go_on = threading.Event()
         self._is_over = False
         self._failures: list[BaseException] = []
@@ -127,6 +128,7 @@ class Transacting:
                     return
                 self._transact(one, producer)
                 one.is_open = False
+                time.sleep(self._pause_s)
 
     def _transact(self, one: One, producer: Producer[Any, Any]) -> None:
         transaction = producer.begin()
@@ -154,8 +156,9 @@ class Transacting:
 
     # ---- the reckoning ----
 
-    def check(self) -> None:
+    def check(self, bootstrap: str | None = None) -> None:
         """Compare what readers of committed records, and the group, see with what was told."""
+        self._bootstrap = bootstrap or self._bootstrap
         seen: Counter[tuple[int, int]] = Counter(self._read())
         torn = {which: count for which, count in seen.items() if count != RECORDS}
         assert not torn, f"not all, or twice, of (producer, transaction): {torn}"
