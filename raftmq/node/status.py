@@ -436,23 +436,37 @@ def _troubles(node: Node, partition: Partition, replica: Replica) -> list[Troubl
     if replica.failure is not None:
         text = f"replica on node {node.node_id} stopped: {replica.failure}"
         return [Trouble("stopped", text)]
-    found = [*_of_replica(node, replica)]
+    is_coming = node.node_id in _coming(node, partition)
+    found = [*_of_replica(node, replica, is_coming=is_coming)]
     if replica.is_leader:
         found += _of_leader(node, partition, replica)
-    elif replica.leader is None:
+    elif replica.leader is None and not (is_coming and not _is_member(replica)):
         found.append(_no_leader(node, replica))
     return found
 
 
-def _of_replica(node: Node, replica: Replica) -> Iterator[Trouble]:
+def _coming(node: Node, partition: Partition) -> frozenset[NodeId]:
+    """Nodes that a move adds to those that hold it: that they do not yet is no trouble."""
+    known = node.engine.image.partition(partition.name)
+    if known is None or not known.moving_from:
+        return frozenset()
+    return frozenset(known.replicas).difference(known.moving_from)
+
+
+def _is_member(replica: Replica) -> bool:
+    return replica.self_id in replica.configuration.members
+
+
+def _of_replica(node: Node, replica: Replica, *, is_coming: bool) -> Iterator[Trouble]:
+    """What a replica says of itself; where it comes by a move it may well be no voter yet."""
     own, core = node.node_id, replica.core
     for start, end in replica.damaged():
         text = f"offsets [{start}, {end}) are damaged on node {own}: waits for repair from peers"
         yield Trouble("damaged", text)
-    if replica.self_id not in replica.configuration.members:
+    if not is_coming and not _is_member(replica):
         text = f"node {own} is no member under its present storage: waits to be admitted"
         yield Trouble("no member", text)
-    elif replica.self_id not in replica.voters:
+    elif not is_coming and replica.self_id not in replica.voters:
         yield Trouble("learner", f"node {own} is a learner: it votes once it has caught up")
     if core.claimed_end_floor:
         text = (
@@ -485,7 +499,9 @@ def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[T
     assigned = node.engine.image.partition(partition.name)
     members = [member.node_id for member in replica.configuration.members]
     wished = () if assigned is None else assigned.replicas
+    coming = _coming(node, partition)
     waiting = sorted(n for n in wished if n not in members)
+    waiting = [n for n in waiting if n not in coming or missing(node, [n])]
     if waiting:
         text = f"nodes {waiting} should hold it and were not admitted yet"
         yield Trouble("not admitted", text)

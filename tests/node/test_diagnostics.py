@@ -34,7 +34,9 @@ def fake_node(connected: tuple[int, ...] = (2, 3), **more: Any) -> Any:
     links = SimpleNamespace(
         is_connected=lambda node_id: node_id in connected, block_to=set(), block_from=set()
     )
-    image = SimpleNamespace(partition=lambda _name: SimpleNamespace(replicas=(1, 2, 3)))
+    image = SimpleNamespace(
+        partition=lambda _name: SimpleNamespace(replicas=(1, 2, 3), moving_from=())
+    )
     return SimpleNamespace(
         node_id=NodeId(1),
         engine=SimpleNamespace(image=image),
@@ -148,9 +150,43 @@ def test_a_leader_alone_says_who_is_missing_and_what_it_refuses() -> None:
 
 def test_a_replica_that_is_wished_for_and_not_there_yet() -> None:
     node = fake_node()
-    wish = SimpleNamespace(replicas=(1, 2, 5, 4))
+    wish = SimpleNamespace(replicas=(1, 2, 5, 4), moving_from=())
     node.engine.image.partition = lambda _name: wish
     assert why(node, replica()) == ["nodes [4, 5] should hold it and were not admitted yet"]
+
+
+def test_a_replica_that_comes_by_a_move_is_in_no_trouble() -> None:
+    """`no member under its present storage` was said of one that merely waited for its turn."""
+    node = fake_node((2, 3, 4))
+    move = SimpleNamespace(replicas=(2, 3, 1), moving_from=(2, 3, 4))
+    node.engine.image.partition = lambda _name: move
+    follower = {"is_leader": False, "is_writable": False, "leader": None}
+    unknown = replica(configuration=SimpleNamespace(members=()), voters=(), **follower)
+    assert why(node, unknown) == []
+    learner = replica(voters=NODES[1:], **{**follower, "leader": NODES[1]})
+    assert why(node, learner) == []
+    leaderless = replica(voters=NODES[1:], **follower)
+    assert why(node, leaderless) == ["no leader: an election is under way among voters [2, 3]"]
+    node.events.is_disk_full = True
+    assert why(node, unknown) == ["the disk of node 1 is full: produces are refused"]
+    stays = SimpleNamespace(replicas=(1, 2, 4), moving_from=(1, 2, 3))
+    node.events.is_disk_full = False
+    node.engine.image.partition = lambda _name: stays
+    lost = replica(configuration=SimpleNamespace(members=NODES[1:]), **{**follower, "leader": 2})
+    assert why(node, lost) == [
+        "node 1 is no member under its present storage: waits to be admitted"
+    ]
+
+
+def test_a_leader_waits_for_what_a_move_adds_unless_it_is_not_there() -> None:
+    move = SimpleNamespace(replicas=(1, 2, 4, 5), moving_from=(1, 2, 3))
+    for connected, told in (
+        ((2, 3, 4, 5), []),
+        ((2, 3, 4), ["nodes [5] should hold it and were not admitted yet"]),
+    ):
+        node = fake_node(connected)
+        node.engine.image.partition = lambda _name: move
+        assert why(node, replica()) == told
 
 
 def test_replicas_that_do_not_run_yet() -> None:
