@@ -124,8 +124,7 @@ def balance_steps(partitions: Sequence[Held], brokers: Brokers) -> Generator[Non
     replicas = _Replicas(ordered, [weights[i] for i in order], brokers, load)
     yield from replicas.look()
     yield from replicas.steps()
-    leaders = _Leaders(ordered, replicas.members, brokers)
-    yield
+    leaders = yield from _Leaders.made(ordered, replicas.members, brokers)
     yield from leaders.steps()
     evened = [
         (leader, *(n for n in members if n != leader))
@@ -243,14 +242,20 @@ class _Evening(ABC):
         for site in touched:
             self._ways.pop(site, None)
 
-    def _ways_from(self, source: NodeId) -> list[tuple[NodeId, int, int]]:
+    def _ways_from(
+        self, source: NodeId
+    ) -> Generator[None, None, Sequence[tuple[NodeId, int, int]]]:
+        """The cheapest ways; a pause after each that had to be looked for: for that it may have
+        passed all that a broker has."""
         ways = self._ways.get(source)
         if ways is None:
-            ways = self._ways[source] = []
+            ways = []
             for to in self.ends:
                 way = None if to == source else self._cheapest(source, to)
                 if way is not None:
                     ways.append((to, *way))
+                yield
+            self._ways[source] = ways
         return ways
 
     def _cheapest(self, source: NodeId, to: NodeId) -> _Way | None:
@@ -273,13 +278,13 @@ class _Evening(ABC):
         for start in sorted(self.nodes, key=lambda n: (-self.count[n], n)):
             if self.count[start] - lowest < 2:
                 break
-            far, came_from = self._reach(start)
+            far, came_from = yield from self._reach(start)
             yield
             ends = [n for n in far if self.count[start] - self.count[n] >= 2 and self.has_room(n)]
             if ends:
                 end = min((*self._rank(start, n, far), n) for n in ends)[-1]
                 self._raise(far, end)
-                return self._sound(start, end, came_from)
+                return (yield from self._sound(start, end, came_from))
         return None
 
     def _rank(self, start: NodeId, end: NodeId, far: _Far) -> tuple[int, int, int]:
@@ -288,7 +293,7 @@ class _Evening(ABC):
     def _cheaper(self) -> Generator[None, None, _Path | None]:
         """A path between two that are one apart: it evens racks out, or costs less than nothing."""
         for start in sorted(self.nodes, key=lambda n: (-self.count[n], n)):
-            far, came_from = self._reach(start)
+            far, came_from = yield from self._reach(start)
             yield
             gains = [
                 (self._rack_gain(start, n), self._length(start, n, far), n)
@@ -298,7 +303,7 @@ class _Evening(ABC):
             for rack_gain, length, end in sorted(gains):
                 if rack_gain < 0 and self._is_uneven(self.rack[start], self.rack[end]):
                     self._raise(far, end)
-                    return self._sound(start, end, came_from)
+                    return (yield from self._sound(start, end, came_from))
                 if rack_gain <= 0 and length < 0:
                     path = self._path(start, end, came_from)
                     if path is not None and self.is_sound(path) and self._cost(path) < 0:
@@ -323,7 +328,7 @@ class _Evening(ABC):
         won = (2 * self._rack_count[gaining] + 1) * (self._per_size // self._rack_size[gaining])
         return won - lost
 
-    def _reach(self, start: NodeId) -> tuple[_Far, _CameFrom]:
+    def _reach(self, start: NodeId) -> Generator[None, None, tuple[_Far, _CameFrom]]:
         """How far it is to all others, and the last part of each path; of paths at one cost that of
         the fewest parts (Dijkstra's way, with potentials that leave no part below nothing)."""
         heights = self._heights
@@ -337,7 +342,7 @@ class _Evening(ABC):
             if far[node_id] != reached:
                 continue  # a shorter path was found meanwhile
             reached += heights[node_id]
-            for other, cost, unit in self._ways_from(node_id):
+            for other, cost, unit in (yield from self._ways_from(node_id)):
                 further = reached + cost * _HOPS + 1 - heights[other]
                 if other != start and (other not in far or further < far[other]):
                     far[other] = further
@@ -353,13 +358,13 @@ class _Evening(ABC):
         for node_id in self.nodes:
             self._heights[node_id] += min(far.get(node_id, far[end]), far[end])
 
-    def _fewest(self, start: NodeId) -> _CameFrom:
+    def _fewest(self, start: NodeId) -> Generator[None, None, _CameFrom]:
         """The last part of each path of the fewest parts."""
         came_from: _CameFrom = {}
         queue = deque([start])
         while queue:
             node_id = queue.popleft()
-            for other, _, unit in self._ways_from(node_id):
+            for other, _, unit in (yield from self._ways_from(node_id)):
                 if other != start and other not in came_from:
                     came_from[other] = node_id, unit
                     queue.append(other)
@@ -380,7 +385,9 @@ class _Evening(ABC):
         path.reverse()
         return path
 
-    def _sound(self, start: NodeId, end: NodeId, came_from: _CameFrom) -> _Path:
+    def _sound(
+        self, start: NodeId, end: NodeId, came_from: _CameFrom
+    ) -> Generator[None, None, _Path]:
         """The path; where its parts are in each other's way, the one with the fewest.
 
         Two parts of one unit are that only if one way leads directly from the first's beginning to
@@ -388,7 +395,7 @@ class _Evening(ABC):
         """
         path = self._path(start, end, came_from)
         if path is None or not self.is_sound(path):
-            path = self._path(start, end, self._fewest(start))
+            path = self._path(start, end, (yield from self._fewest(start)))
             assert path is not None, "hops are never negative"
             assert self.is_sound(path)
         return path
@@ -518,26 +525,42 @@ class _Leaders(_Evening):
     """Preferred leaderships: a partition's is with one of those that hold it."""
 
     def __init__(
-        self, partitions: Sequence[Held], members: Sequence[Sequence[NodeId]], brokers: Brokers
+        self,
+        partitions: Sequence[Held],
+        members: Sequence[Sequence[NodeId]],
+        brokers: Brokers,
+        leader: list[NodeId],
+        units: Mapping[NodeId, Sequence[int]],
+        counts: Mapping[NodeId, int],
     ) -> None:
-        firsts = [held.replicas[0] for held in partitions]
-        self.leader = [
-            first if first in nodes else nodes[0]
-            for first, nodes in zip(firsts, members, strict=True)
-        ]
+        self.leader = leader
         self._partitions = partitions
         self._members = members
-        targets = {target.node_id: None for target in brokers.targets}
-        units: dict[NodeId, list[int]] = {node_id: [] for node_id in targets}
-        counts: dict[NodeId, int] = {}
-        for unit, node_id in enumerate(self.leader):
-            counts[node_id] = counts.get(node_id, 0) + 1
-            if node_id in targets and not partitions[unit].is_fixed:
-                units[node_id].append(unit)
-        for ours in units.values():
-            ours.sort(key=self._weight)
         super().__init__(brokers, counts, units)
         self.ends = self.nodes
+
+    @classmethod
+    def made(
+        cls, partitions: Sequence[Held], members: Sequence[Sequence[NodeId]], brokers: Brokers
+    ) -> Generator[None, None, _Leaders]:
+        """Look at all partitions, before anything else."""
+        leader: list[NodeId] = []
+        counts: dict[NodeId, int] = {}
+        units: dict[NodeId, list[int]] = {target.node_id: [] for target in brokers.targets}
+        for unit, held in enumerate(partitions):
+            if unit % TURN == 0:
+                yield
+            first, nodes = held.replicas[0], members[unit]
+            node_id = first if first in nodes else nodes[0]
+            leader.append(node_id)
+            counts[node_id] = counts.get(node_id, 0) + 1
+            if node_id in units and not held.is_fixed:
+                units[node_id].append(unit)
+        leaders = cls(partitions, members, brokers, leader, units, counts)
+        for ours in units.values():
+            yield
+            ours.sort(key=leaders._weight)
+        return leaders
 
     def sites(self, unit: int) -> Sequence[NodeId]:
         """Where it is led."""

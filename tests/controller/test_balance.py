@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations, product
 from math import inf
+from typing import Any
 
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftmq.controller.balance import BalanceMove, Brokers, Held, plan_balance
+from raftmq.controller import balance
+from raftmq.controller.balance import BalanceMove, Brokers, Held, balance_steps, plan_balance
 from raftmq.controller.placement import Candidate, place, rack_of
 from raftmq.types import NodeId
 
@@ -309,3 +311,25 @@ def test_leaderships_follow_without_copies() -> None:
 def test_an_unknown_size_is_told_as_unknown() -> None:
     [move] = plan_balance(_held((1,), (1,), size=None), Brokers(_brokers(None, None)))
     assert move.copied_bytes is None
+
+
+def test_a_turn_looks_at_no_more_than_a_broker_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look for ways between all brokers took 240 ms with 50 of them."""
+    looked = 0
+
+    for kind in (balance._Replicas, balance._Leaders):
+        judge = kind.can
+
+        def can(self: Any, unit: int, source: Any, to: Any, judge: Any = judge) -> bool:
+            nonlocal looked
+            looked += 1
+            return bool(judge(self, unit, source, to))
+
+        monkeypatch.setattr(kind, "can", can)
+    nodes = 16
+    held = [tuple(1 + (i + k * 5) % (nodes - 1) for k in range(3)) for i in range(450)]
+    partitions = _held(*held)
+    most = 0
+    for _ in balance_steps(partitions, Brokers(_brokers(*[None] * nodes))):
+        most, looked = max(most, looked), 0
+    assert 0 < most <= 2 * 450 * 3 // (nodes - 1)
