@@ -38,7 +38,7 @@ RATE_AFTER_S: Final = 2.0
 
 NodeIds = Annotated[
     list[int],
-    typer.Argument(metavar="ID...", autocompletion=completion.nodes, help="Nodes.", min=0),
+    typer.Argument(metavar="ID", autocompletion=completion.nodes, help="Nodes.", min=0),
 ]
 NodeId = Annotated[
     int, typer.Argument(metavar="ID", autocompletion=completion.nodes, help="The node.", min=0)

@@ -56,7 +56,7 @@ def why(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TOPIC/PARTITION | node ID]",
+            metavar="TOPIC/PARTITION | node ID",
             autocompletion=completion.stuck,
             help="Nothing: all that is stuck.",
         ),

@@ -149,10 +149,6 @@ class TransactionCoordinator:
         controller = self._engine.controller_id
         if controller in self._engine.image.coordinators():
             return controller
-        return self.listed_by(transactional_id)
-
-    def listed_by(self, transactional_id: str) -> NodeId | None:
-        """The one node that lists an id, whoever serves it; None as in `find`."""
         return candidate(transactional_id, self._engine.image.coordinators())
 
     def init_producer(

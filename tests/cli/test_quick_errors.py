@@ -61,6 +61,7 @@ WORDS: dict[str, str] = {
     "produce": "t x",
     "consume": "t --follow",
     "bench": "-c 1",
+    "why": "t/0",
     "export": "t -g g --to FOLDER",
 }
 """What follows a command that asks a cluster."""

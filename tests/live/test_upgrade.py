@@ -76,6 +76,7 @@ def start_only(node: Node, tree: Path | None) -> None:
         node.start()
         return
     config = node.cluster.folder / f"node-{node.node_id}.toml"
+    node.takes_data_at_once = False  # the older version does not know the key
     config.write_text(node.config_text())
     node.process = OldChild(tree, config, node.log_path)  # type: ignore[assignment]
 
@@ -135,7 +136,7 @@ def upgrade(cluster: Cluster, application: Application, older: Path) -> None:
     roll(cluster, application, None, 2, 3)
     roll(cluster, application, older, 1, 2, 3)
     roll(cluster, application, None, 1, 2, 3)
-    for level in (2, 3):
+    for level in (2, 3, 4):
         code, told = features(cluster, "--raise", f"{LEVEL}={level}")
         assert code == 0, told
         levels = {row["Feature"]: row["Level"] for row in json.loads(told)["Features"]}
@@ -154,7 +155,7 @@ def turned_away(cluster: Cluster, older: Path) -> None:
     """One that never was of this cluster is turned away at the door."""
     node = Node(cluster, 4, "127.0.0.1", cluster.folder / "data-4", None)
     said = tries(node, older, "start a newer raftmq")
-    assert f"({LEVEL} is 3)" in said
+    assert f"({LEVEL} is 4)" in said
     assert "format 5 at node 4" in said
     told = "".join(cluster[n].log_path.read_text() for n in (1, 2, 3))
     assert "refused a peer" in told

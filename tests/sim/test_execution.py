@@ -33,6 +33,7 @@ LEFT_OUT = {
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",
+    "server/admin/balance.py": "the admin port",
     "server/admin/http.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",

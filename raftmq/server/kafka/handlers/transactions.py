@@ -435,7 +435,7 @@ def list_transactions(broker: Broker, context: RequestContext, request: Struct) 
                 yield None
             known = ids[name]
             if filters.lets_through(known, now_ms) and (
-                broker.transactions.listed_by(name) == broker.node_id
+                broker.transactions.find(name) == broker.node_id
             ):
                 rows.append(
                     Struct(
