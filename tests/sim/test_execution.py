@@ -30,6 +30,8 @@ EDGES = ("runtime", "cli", "testing")
 LEFT_OUT = {
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
+    "controller/balance.py": "a plan that operators ask for; `tests/controller` has its properties",
+    "controller/node_changes.py": "operators' verbs; `tests/controller` has a cluster for them",
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",
