@@ -22,6 +22,7 @@ class Bug:
         promise: of mission.md, by number.
         rules: of hazards.md, by number.
         caught_by: invariants and checkers that count as having caught it.
+        begins_at: a hunt's first seed; another one where what the bug needs is rarely drawn.
     """
 
     plant: Plant
@@ -29,6 +30,7 @@ class Bug:
     promise: int
     rules: tuple[int, ...]
     caught_by: tuple[str, ...]
+    begins_at: int = 1
 
 
 def patching(*targets: tuple[object, str, object]) -> Plant:

@@ -108,8 +108,9 @@ def hunt_with(
 
 
 def hunt(name: str, first: int = 1, seeds: int = 200) -> Catch:
-    """Look for one of these bugs."""
+    """Look for one of these bugs, from the `first` seed on that it is hunted with."""
     bug = BUGS[name]
+    first += bug.begins_at - 1
     return hunt_with(
         name,
         bug.plant,

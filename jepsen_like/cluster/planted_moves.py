@@ -11,10 +11,7 @@ from jepsen_like.cluster import stress
 from raftmq.metadata import apply_moves
 from raftmq.metadata.image import PartitionImage
 from raftmq.node import partitions
-from raftmq.node.targets import Targets
-from raftmq.raft.membership import Configuration
 from raftmq.replication.recovery import Opening, ReplicaOpener
-from raftmq.replication.replica import Replica
 from raftmq.types import NodeId, Offset, RaftGroupId
 
 
@@ -29,16 +26,6 @@ _init = ReplicaOpener.__init__
 def _open_as_new(self: ReplicaOpener, *arguments: Any, **named: Any) -> None:
     """One of the first voters is one whenever it begins."""
     _init(self, *arguments, **{**named, "is_return": False})
-
-
-def _appended(self: Replica) -> Configuration:
-    """What is appended is a fact."""
-    return self.core.configuration
-
-
-def _all_seen(self: Targets, replica: Replica) -> int:
-    """Whatever is wanted is known to every leader there will be."""
-    return 1 << 40
 
 
 def _undismissed(
@@ -58,20 +45,6 @@ MOVE_BUGS: Final[dict[str, Bug]] = {
         5,
         (6, 23),
         ("EveryLifeIsNew", "LeaderCompleteness", "CommittedIsDurableAtMajority"),
-    ),
-    "appended-voters-reported": Bug(
-        patching((Replica, "committed_configuration", property(_appended))),
-        stress.moves,
-        5,
-        (24,),
-        ("VotersKeepTheirData",),
-    ),
-    "dismissed-before-it-is-seen": Bug(
-        patching((Targets, "seen", _all_seen)),
-        stress.changed_minds,
-        5,
-        (24,),
-        ("VotersKeepTheirData",),
     ),
     "learner-is-forgotten": Bug(
         patching((apply_moves, "_targeted", _undismissed)),
