@@ -13,10 +13,55 @@ from typing import Any
 
 import msgspec
 
-from raftmq.cli.common import CommandError
-from raftmq.cli.main import EXIT_UNKNOWN
+from raftmq.cli.common import CommandError, open_admin, show_json
+from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
 from raftmq.cli.picture import find_addresses
 from raftmq_client.blocking.admin import Admin
+
+
+def open_admin_port(bootstrap: str, timeout_s: float) -> AdminPort:
+    """The admin port of this cluster.
+
+    Raises:
+        CommandError: no node names one.
+        UsageError, ConnectionFailedError: as `open_admin`.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        port = AdminPort.find(admin, timeout_s)
+    if port is None:
+        raise CommandError("no node of this cluster names an admin port")
+    return port
+
+
+def give_order(
+    port: AdminPort,
+    path: str,
+    body: dict[str, Any],
+    timeout_s: float,
+    *,
+    as_json: bool,
+    ends_here: bool,
+) -> dict[str, Any]:
+    """Have the controller do something, and return its answer, which is not a refusal.
+
+    Args:
+        as_json: a refusal is shown as it came.
+        ends_here: so is any answer, being all that the command has to show.
+
+    Raises:
+        CommandError: it was refused, or nobody knows what came of it.
+    """
+    answer = port.post(path, {**body, "timeout_ms": round(timeout_s * 1000)})
+    code = answer.get("code", "UNKNOWN_SERVER_ERROR")
+    if as_json and (ends_here or code != "NONE"):
+        show_json(answer)
+    if code != "NONE":
+        is_unknown = code == "REQUEST_TIMED_OUT"
+        raise CommandError(
+            f"{answer.get('message') or answer.get('error') or code} ({code})",
+            EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
+        )
+    return answer
 
 
 class AdminPort:

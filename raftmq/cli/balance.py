@@ -13,30 +13,23 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from raftmq.cli.admin_port import AdminPort
+from raftmq.cli.admin_port import AdminPort, give_order, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     SHOWN_MAX,
     AsJson,
     Bootstrap,
-    CommandError,
     Timeout,
-    open_admin,
     out_first,
     out_left,
     reported,
     show,
     show_json,
 )
-from raftmq.cli.console import note, out
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+from raftmq.cli.console import out
+from raftmq.cli.progress import WAIT_S, NoWait, Progress, Wait, time_left_text, watch
 
 MOVE_COLUMNS: Final = ("Partition", "From", "To", "Bytes", "Why")
-POLL_S: Final = 0.25
-LOST_S: Final = 30.0
-"""When no node has answered for so long it is not known how far it is."""
-RATE_AFTER_S: Final = 2.0
-"""Before that a guess of how long it takes would be worth nothing."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 Move = Mapping[str, Any]
@@ -46,12 +39,8 @@ def balance(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show each move, why, and its quorums; move nothing.")
     ] = False,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Begin it and return at once.")
-    ] = False,
-    wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", help="Watch it so long.", min=0)
-    ] = 24 * 3600.0,
+    no_wait: NoWait = False,
+    wait: Wait = WAIT_S,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
@@ -64,21 +53,11 @@ def balance(
     Examples: raftmq cluster balance --dry-run; raftmq cluster balance
     """
     with reported():
-        with open_admin(bootstrap, timeout) as admin:
-            port = AdminPort.find(admin, timeout)
-        if port is None:
-            raise CommandError("no node of this cluster names an admin port")
-        answer = port.post("/balance", {"dry_run": dry_run, "timeout_ms": round(timeout * 1000)})
-        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
-        ends_here = dry_run or no_wait or code != "NONE"
-        if as_json and ends_here:
-            show_json(answer)
-        if code != "NONE":
-            is_unknown = code == "REQUEST_TIMED_OUT"
-            raise CommandError(
-                f"{answer.get('message') or answer.get('error') or code} ({code})",
-                EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
-            )
+        port = open_admin_port(bootstrap, timeout)
+        ends_here = dry_run or no_wait
+        answer = give_order(
+            port, "/balance", {"dry_run": dry_run}, timeout, as_json=as_json, ends_here=ends_here
+        )
         if not as_json:
             _show_plan(answer)
         if not ends_here:
@@ -134,40 +113,28 @@ def _bytes_text(size: float) -> str:
 def _watch(port: AdminPort, answer: Mapping[str, Any], wait: float, *, as_json: bool) -> None:
     """Show how far it is until no move of a balance is left, and what came of these."""
     ours = {(m["topic"], m["partition"]): m for m in answer["moves"] if m["code"] == "NONE"}
-    began = heard = time.monotonic()
-    shown = ""
-    while True:
-        now = time.monotonic()
-        try:
-            left = [m for m in port.get("/moves")["moves"] if m["origin"] == "balance"]
-            heard = now
-        except CommandError as error:
-            if error.code != EXIT_UNKNOWN or now - heard > LOST_S:
-                raise
-        else:
-            if not left:
-                _end(port, answer, ours, as_json=as_json)
-                return
-            first, *waiting = _left_lines(left)
-            text = "; ".join((first, *map(str.strip, waiting)))
-            if text != shown and not as_json:
-                for line in (first + _time_left(ours, left, now - began), *waiting):
-                    out(line)
-            shown = text
-        if now - began >= wait:
-            note("The cluster goes on by itself; run the same again to watch it.")
-            raise CommandError(f"it is not even yet: {shown}", EXIT_UNKNOWN)
-        time.sleep(POLL_S)
+    began = time.monotonic()
+    left: list[Move] = []
 
+    def look() -> Progress:
+        left[:] = [m for m in port.get("/moves")["moves"] if m["origin"] == "balance"]
+        running = [move for move in left if move["is_running"]]
+        return Progress(
+            f"left: {len(left)} partitions, {len(running)} of them on their way" if left else "",
+            len(left),
+            is_done=not left,
+            waiting=[f"{_name(m)} waits: {m['reason']}" for m in running if m["reason"]],
+        )
 
-def _left_lines(left: Sequence[Move]) -> list[str]:
-    running = [move for move in left if move["is_running"]]
-    lines = [f"left: {len(left)} partitions, {len(running)} of them on their way"]
-    waiting = [f"  {_name(move)} waits: {move['reason']}" for move in running if move["reason"]]
-    lines += waiting[:SHOWN_MAX]
-    if len(waiting) > SHOWN_MAX:
-        lines.append(f"  and {len(waiting) - SHOWN_MAX} more wait")
-    return lines
+    watch(
+        look,
+        lambda _progress, now: _time_left(ours, left, now - began),
+        wait,
+        unfinished="it is not even yet",
+        waiting_max=SHOWN_MAX,
+        as_json=as_json,
+    )
+    _end(port, answer, ours, as_json=as_json)
 
 
 def _time_left(ours: Mapping[tuple[str, int], Move], left: Sequence[Move], passed_s: float) -> str:
@@ -176,12 +143,7 @@ def _time_left(ours: Mapping[tuple[str, int], Move], left: Sequence[Move], passe
     weights = {key: 1 + max(0, move["copied_bytes"]) for key, move in ours.items()}
     to_go = sum(weights.get(key, 1) for key in keys)
     done = sum(weights.values()) - sum(weights.get(key, 0) for key in keys)
-    if done <= 0 or passed_s < RATE_AFTER_S:
-        return ""
-    seconds = passed_s * to_go / done
-    if seconds < 90:
-        return f" (about {max(1, round(seconds))} s to go)"
-    return f" (about {round(seconds / 60)} min to go)"
+    return time_left_text(done, to_go, passed_s)
 
 
 def _end(

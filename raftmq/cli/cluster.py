@@ -20,6 +20,7 @@ from raftmq.cli.balance import balance
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     REFUSED_S,
+    AdminPorts,
     AsJson,
     Bootstrap,
     CommandError,
@@ -35,7 +36,7 @@ from raftmq.cli.common import (
 from raftmq.cli.configs import cluster_config_app
 from raftmq.cli.console import clear_screen, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
-from raftmq.cli.node_changes import DryRun, NoWait, Voters, change_voters
+from raftmq.cli.node_changes import DryRun, Voters, change_voters
 from raftmq.cli.picture import (
     CATCH_UP_COLUMNS,
     NODE_COLUMNS,
@@ -43,6 +44,7 @@ from raftmq.cli.picture import (
     Picture,
     take_picture,
 )
+from raftmq.cli.progress import NoWait
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
@@ -79,15 +81,7 @@ def status(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.1)
     ] = 2.0,
-    admin_ports: Annotated[
-        str,
-        typer.Option(
-            "--admin",
-            envvar="RAFTMQ_ADMIN",
-            metavar="HOST:PORT,...",
-            help="Admin ports to ask, also where no client port answers; the rest is found.",
-        ),
-    ] = "",
+    admin_ports: AdminPorts = "",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,

@@ -49,6 +49,15 @@ Bootstrap = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text, errors too.")]
+AdminPorts = Annotated[
+    str,
+    typer.Option(
+        "--admin",
+        envvar="RAFTMQ_ADMIN",
+        metavar="HOST:PORT,...",
+        help="Admin ports to ask, also where no client port answers; the rest is found.",
+    ),
+]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="How long to try.", min=0.1)
 ]

@@ -7,34 +7,28 @@ over, until it is done; it may be ended at any time, and run again to go on watc
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
 from raftmq.cli import completion
-from raftmq.cli.admin_port import AdminPort
+from raftmq.cli.admin_port import AdminPort, give_order, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     Bootstrap,
     CommandError,
     Timeout,
-    open_admin,
     out_first,
     reported,
     show_json,
 )
-from raftmq.cli.console import note, out
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.cli.console import out
+from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.progress import WAIT_S, NoWait, Pace, Progress, Wait, watch
 
-POLL_S: Final = 0.25
-LOST_S: Final = 30.0
-"""When no node has answered for so long it is not known how far anything is."""
 STUCK_SHOWN_MAX: Final = 5
-RATE_AFTER_S: Final = 2.0
-"""Before that a guess of how long it takes would be worth nothing."""
 
 NodeIds = Annotated[
     list[int],
@@ -44,8 +38,6 @@ NodeId = Annotated[
     int, typer.Argument(metavar="ID", autocompletion=completion.nodes, help="The node.", min=0)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Begin it and return at once.")]
-Wait = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Watch it so long.", min=0)]
 Voters = Annotated[
     int | None,
     typer.Option(
@@ -54,7 +46,6 @@ Voters = Annotated[
         help="How many nodes should vote on metadata from now on: 1, 3, 5, 7 or 9.",
     ),
 ]
-WAIT_S: Final = 24 * 3600.0
 
 
 class Told:
@@ -77,18 +68,6 @@ class Told:
         """Who votes."""
         ids = [str(n) for n, node in self.nodes.items() if node["role"] == "voter"]
         return ", ".join(ids)
-
-
-class Progress:
-    """How far something is: in words, what is left as a number, and what does not move."""
-
-    def __init__(
-        self, text: str, left: int, *, is_done: bool, stuck: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
-        self.text = text
-        self.left = left
-        self.is_done = is_done
-        self.stuck = stuck
 
 
 Look = Callable[[Told], Progress]
@@ -160,7 +139,11 @@ def drain(
             "; ".join(_left_text(row) for row in rows if not row["is_empty"]),
             sum(row["partitions"] for row in rows),
             is_done=False,
-            stuck=[item for row in rows for item in row["stuck"]],
+            waiting=[
+                f"{item['topic']}-{item['partition']} waits: {item['reason']}"
+                for row in rows
+                for item in row["stuck"]
+            ],
         )
 
     def look_back(told: Told) -> Progress:
@@ -344,88 +327,29 @@ def _run(
     with reported():
         if asked.get("voters") is not None and asked["voters"] < 1:
             raise CommandError("--voters: 1, 3, 5, 7 or 9 is wanted", EXIT_USAGE)
-        with open_admin(bootstrap, timeout) as admin:
-            port = AdminPort.find(admin, timeout)
-        if port is None:
-            raise CommandError("no node of this cluster names an admin port")
-        more = {"dry_run": dry_run, "timeout_ms": round(timeout * 1000)}
-        answer = port.post("/nodes/change", {**asked, **more})
-        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
+        port = open_admin_port(bootstrap, timeout)
         ends_here = dry_run or no_wait
-        if as_json and (ends_here or code != "NONE"):
-            show_json(answer)
-        if code != "NONE":
-            is_unknown = code == "REQUEST_TIMED_OUT"
-            raise CommandError(
-                f"{answer.get('message') or answer.get('error') or code} ({code})",
-                EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
-            )
+        answer = give_order(
+            port,
+            "/nodes/change",
+            {**asked, "dry_run": dry_run},
+            timeout,
+            as_json=as_json,
+            ends_here=ends_here,
+        )
         if not as_json:
             out_first(answer["steps"])
             out(answer["message"])
-        if not ends_here:
-            _watch(port, look, wait, as_json=as_json, answer=answer)
-
-
-def _watch(
-    port: AdminPort, look: Look, wait: float, *, as_json: bool, answer: dict[str, Any]
-) -> None:
-    """Show how far it is until it is done."""
-    began = heard = time.monotonic()
-    pace = Pace()
-    shown = ""
-    while True:
-        now = time.monotonic()
-        try:
-            progress = look(Told(port))
-            heard = now
-        except CommandError as error:
-            if error.code != EXIT_UNKNOWN or now - heard > LOST_S:
-                raise
-        else:
-            text = "; ".join(line.strip() for line in _lines(progress))
-            time_left = pace.left_text(progress.left, now)
-            if text != shown and not as_json:
-                for line in _lines(progress, time_left):
-                    out(line)
-            shown = text
-            if progress.is_done:
-                if as_json:
-                    show_json({**answer, "message": progress.text, "is_done": True})
-                return
-        if now - began >= wait:
-            note("The cluster goes on by itself; run the same again to watch it.")
-            raise CommandError(f"it is not done yet: {shown}", EXIT_UNKNOWN)
-        time.sleep(POLL_S)
-
-
-def _lines(progress: Progress, time_left: str = "") -> list[str]:
-    stuck = progress.stuck[:STUCK_SHOWN_MAX]
-    lines = [progress.text + time_left]
-    lines += [f"  {row['topic']}-{row['partition']} waits: {row['reason']}" for row in stuck]
-    if len(progress.stuck) > len(stuck):
-        lines.append(f"  and {len(progress.stuck) - len(stuck)} more wait")
-    return lines
-
-
-class Pace:
-    """Guesses when something will be done, by how fast it has become less so far."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._first: int | None = None
-
-    def left_text(self, left: int, now: float) -> str:
-        """How long it may still take, in words; "" when nobody knows."""
-        if self._first is None:
-            self._first = left
-            self._began = now
-        done, passed = self._first - left, now - self._began
-        if done <= 0 or not left or passed < RATE_AFTER_S:
-            return ""
-        seconds = passed * left / done
-        if seconds < 90:
-            return f" (about {max(1, round(seconds))} s to go)"
-        if seconds < 90 * 60:
-            return f" (about {round(seconds / 60)} min to go)"
-        return f" (about {seconds / 3600:.1f} h to go)"
+        if ends_here:
+            return
+        pace = Pace()
+        end = watch(
+            lambda: look(Told(port)),
+            lambda progress, now: pace.left_text(progress.left, now),
+            wait,
+            unfinished="it is not done yet",
+            waiting_max=STUCK_SHOWN_MAX,
+            as_json=as_json,
+        )
+        if as_json:
+            show_json({**answer, "message": end.text, "is_done": True})

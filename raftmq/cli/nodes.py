@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from raftmq.cli import completion
-from raftmq.cli.admin_port import AdminPort
+from raftmq.cli.admin_port import AdminPort, give_order, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -31,16 +31,8 @@ from raftmq.cli.common import (
 from raftmq.cli.configs import node_config_app
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
-from raftmq.cli.node_changes import (
-    LOST_S,
-    POLL_S,
-    add,
-    cordon,
-    drain,
-    maintenance,
-    remove,
-    uncordon,
-)
+from raftmq.cli.node_changes import add, cordon, drain, maintenance, remove, uncordon
+from raftmq.cli.progress import LOST_S, POLL_S, Wait
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
@@ -100,9 +92,7 @@ def replace_node(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show each step and its quorum; change nothing.")
     ] = False,
-    wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", help="Watch it so long.", min=0)
-    ] = 3600.0,
+    wait: Wait = 3600.0,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,
@@ -115,29 +105,16 @@ def replace_node(
     Examples: raftmq node replace 1 4 --dry-run
     """
     with reported():
-        with open_admin(bootstrap, timeout) as admin:
-            port = AdminPort.find(admin, timeout)
-        if port is None:
-            raise CommandError("no node of this cluster names an admin port")
-        answer = port.post(
-            "/nodes/replace",
-            {
-                "old_id": old,
-                "new_id": new,
-                "even_if_alive": even_if_alive,
-                "dry_run": dry_run,
-                "timeout_ms": round(timeout * 1000),
-            },
+        port = open_admin_port(bootstrap, timeout)
+        asked = {
+            "old_id": old,
+            "new_id": new,
+            "even_if_alive": even_if_alive,
+            "dry_run": dry_run,
+        }
+        answer = give_order(
+            port, "/nodes/replace", asked, timeout, as_json=as_json, ends_here=dry_run
         )
-        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
-        if as_json and (dry_run or code != "NONE"):
-            show_json(answer)
-        if code != "NONE":
-            is_unknown = code == "REQUEST_TIMED_OUT"
-            raise CommandError(
-                f"{answer.get('message') or answer.get('error') or code} ({code})",
-                EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
-            )
         if not as_json:
             out_first(answer["steps"])
             out(f"replacing node {old} by node {new}: {answer['message']}")
@@ -352,24 +329,11 @@ def transfer(
     Examples: raftmq leader transfer orders 0 2
     """
     with reported():
-        with open_admin(bootstrap, timeout) as admin:
-            port = AdminPort.find(admin, timeout)
-        if port is None:
-            raise CommandError("no node of this cluster names an admin port")
-        request = {
-            "topic": topic,
-            "partition": partition,
-            "to": node,
-            "timeout_ms": round(timeout * 1000),
-        }
-        answer = port.post("/leaders/transfer", request)
-        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
-        if as_json:
-            show_json(answer)
-        if code != "NONE":
-            message = answer.get("message") or answer.get("error") or code
-            is_unknown = code == "REQUEST_TIMED_OUT"
-            raise CommandError(f"{message} ({code})", EXIT_UNKNOWN if is_unknown else EXIT_FAILED)
+        port = open_admin_port(bootstrap, timeout)
+        asked = {"topic": topic, "partition": partition, "to": node}
+        answer = give_order(
+            port, "/leaders/transfer", asked, timeout, as_json=as_json, ends_here=True
+        )
         if not as_json:
             out(answer["message"])
 

@@ -18,6 +18,7 @@ from raftmq.cli import completion
 from raftmq.cli.cluster import NODE_TIMEOUT_S
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
+    AdminPorts,
     AsJson,
     Bootstrap,
     CommandError,
@@ -61,15 +62,7 @@ def why(
             help="Nothing: all that is stuck.",
         ),
     ] = None,
-    admin_ports: Annotated[
-        str,
-        typer.Option(
-            "--admin",
-            envvar="RAFTMQ_ADMIN",
-            metavar="HOST:PORT,...",
-            help="Admin ports to ask, also where no client port answers; the rest is found.",
-        ),
-    ] = "",
+    admin_ports: AdminPorts = "",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = 15.0,
     as_json: AsJson = False,

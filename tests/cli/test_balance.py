@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from raftmq.cli import balance, cluster
+from raftmq.cli import admin_port, cluster, progress
 from raftmq.cli.app import app
 
 
@@ -61,11 +61,11 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     def no_admin(*_args: object) -> Iterator[None]:
         yield None
 
-    monkeypatch.setattr(balance, "open_admin", no_admin)
-    monkeypatch.setattr(balance, "POLL_S", 0.0)
+    monkeypatch.setattr(admin_port, "open_admin", no_admin)
+    monkeypatch.setattr(progress, "POLL_S", 0.0)
 
     def run(port: Port, *words: str) -> Any:
-        monkeypatch.setattr(balance.AdminPort, "find", lambda *_args: port)
+        monkeypatch.setattr(admin_port.AdminPort, "find", lambda *_args: port)
         return CliRunner().invoke(app, ["cluster", "balance", *words])
 
     return run
