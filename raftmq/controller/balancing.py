@@ -22,7 +22,7 @@ from attrs import define, evolve, field
 
 from raftmq.controller.balance import TURN, BalanceMove, Brokers, Held, Plan, balance_steps
 from raftmq.controller.leaders import Key, LeaderTable
-from raftmq.controller.moves import Bounds, going_nodes, is_moving, obstacle
+from raftmq.controller.moves import Bounds, first_names, going_nodes, is_moving, obstacle
 from raftmq.controller.placement import Candidate
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import (
@@ -44,11 +44,11 @@ from raftmq.metadata.image import (
     all_partitions,
     present_nodes,
 )
-from raftmq.metadata.voters import change_text, quorum_text
+from raftmq.metadata.voters import configuration_steps
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.replication.membership import TargetMembership, next_configuration
+from raftmq.replication.membership import TargetMembership
 from raftmq.types import NodeId, ReplicaId
 
 AskSizes: TypeAlias = Callable[[NodeId], Promise[tuple[PartitionSize, ...]]]
@@ -57,7 +57,6 @@ SIZES_MS: Final = 2_000.0
 """A broker that has not told its sizes by then is not waited for."""
 TURN_MS: Final = 4.0
 MOVES_PER_COMMAND: Final = 500
-STEPS_MAX: Final = 40
 NAMES_MAX: Final = 5
 
 
@@ -122,7 +121,7 @@ def refusal(image: MetadataImage) -> KafkaError | None:
     if reason := write_error("a balance", LEVEL_OF_MOVES, image):
         return KafkaError(reason, code=ErrorCode.UNSUPPORTED_VERSION)
     if names := operator_moves(image):
-        shown = ", ".join(names[:NAMES_MAX]) + (", ..." if len(names) > NAMES_MAX else "")
+        shown = first_names(names, NAMES_MAX)
         return KafkaError(
             f"{len(names)} moves of an operator are not done yet ({shown}): the balance comes "
             "after them. `kafka-reassign-partitions --list` shows them",
@@ -145,17 +144,11 @@ def group_steps(
     ]
     configuration = Configuration(members)
     target = TargetMembership(tuple(after), {n: present[n] for n in after if n in present})
-    yield quorum_text(name, "now", configuration, present)
-    for _ in range(STEPS_MAX):
-        if target.is_reached(configuration):
-            return
-        live = [m for m in configuration.members if m.node_id in present]
-        step = next_configuration(configuration, {}, live, live, target)
-        if step is None:
-            break
-        yield quorum_text(name, change_text(configuration, step), step, present)
-        configuration = step
-    yield f"{name}: goes no further while a member is down"
+    end = yield from configuration_steps(
+        name, configuration, present, lambda now: None if target.is_reached(now) else target
+    )
+    if not target.is_reached(end):
+        yield f"{name}: goes no further while a member is down"
 
 
 def told(image: MetadataImage, move: BalanceMove, *, with_steps: bool) -> MoveTold:
@@ -193,15 +186,6 @@ def share_texts(answer: Outcomes) -> list[str]:
         if row.code is not ErrorCode.NONE:
             texts.append(f"{name}: not planned: {row.message or row.code.name}")
     return texts
-
-
-def joined(image: MetadataImage, nodes: Sequence[NodeId]) -> MetadataImage:
-    """The image as it would be with these brokers active."""
-    brokers = image.brokers
-    for node_id in nodes:
-        if node_id in brokers:
-            brokers = brokers.set(node_id, evolve(brokers[node_id], state=NodeState.ACTIVE))
-    return evolve(image, brokers=brokers)
 
 
 def planned_move(image: MetadataImage, move: BalanceMove) -> PlannedMove:
@@ -336,7 +320,11 @@ class Balancing:
         if job.making is None:
             if job.waits_for and now_ms < job.sizes_deadline_ms:
                 return
-            job.making = self._make(job, joined(self._engine.image, job.joining), bounds)
+            job.making = self._make(
+                job,
+                self._engine.image.with_states(dict.fromkeys(job.joining, NodeState.ACTIVE)),
+                bounds,
+            )
         end_ms = self._clock.monotonic_ms() + TURN_MS
         while self._clock.monotonic_ms() < end_ms:
             try:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 import structlog
-from attrs import frozen
+from attrs import evolve, frozen
 
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import (
@@ -80,7 +80,6 @@ class Mover:
         self._engine = engine
         self._leaders = leaders
         self._static = static
-        self._limit_of = limit_of
         self.survey = Survey()
         self.bounds = Bounds(limit_of=limit_of)
         self.deaths = Deaths()
@@ -134,7 +133,7 @@ class Mover:
 
         self._replace_after_ms = replace_after_ms(value(REPLACE_AFTER))
         moves_max = int(value(MOVES_MAX) or Bounds().moves_max)
-        self.bounds = Bounds(moves_max, self._limit_of, self.bounds.dead, self.bounds.emptied)
+        self.bounds = evolve(self.bounds, moves_max=moves_max)
 
     def _watch_brokers(self, image: MetadataImage, now_ms: float) -> None:
         for node_id in sorted({*image.brokers, *self._down}):
@@ -147,9 +146,7 @@ class Mover:
                 del self._down[node_id]
                 if broker is not None and broker.storage_id != down.storage_id:
                     self._emptied[node_id] = None
-        self.bounds = Bounds(
-            self.bounds.moves_max, self._limit_of, self.bounds.dead, tuple(self._emptied)
-        )
+        self.bounds = evolve(self.bounds, emptied=tuple(self._emptied))
 
     def _judge(self, now_ms: float) -> None:
         """Which brokers are dead by now, and whether anything is done about it."""
@@ -166,9 +163,7 @@ class Mover:
                 _log.warning("dead broker replaced", broker=node_id, replicas=count)
         if deaths.held_back and deaths.held_back != before.held_back:
             _log.warning("dead brokers not replaced", reason=deaths.held_back)
-        self.bounds = Bounds(
-            self.bounds.moves_max, self._limit_of, deaths.dead, self.bounds.emptied
-        )
+        self.bounds = evolve(self.bounds, dead=deaths.dead)
         self.survey.see(self._image, deaths.dead, now_ms)
 
     # ---- what is proposed ----

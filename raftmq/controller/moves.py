@@ -673,6 +673,11 @@ def judge_deaths(
 # ---- telling ----
 
 
+def first_names(names: Sequence[str], most: int) -> str:
+    """The first names, and a sign that there are more."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 @frozen(slots=True)
 class Stuck:
     """A partition that cannot move, and why."""

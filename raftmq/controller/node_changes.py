@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from attrs import evolve, frozen
 
 from raftmq.controller.leaders import LeaderTable
-from raftmq.controller.moves import Bounds, Stuck, Survey, foresee, node_progress
+from raftmq.controller.moves import Bounds, Stuck, Survey, first_names, foresee, node_progress
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ChangeNodesCall, Outcome, Outcomes
 from raftmq.metadata.commands import ChangeNodes, NodeChange, NodeState, UnregisterBroker
@@ -168,7 +168,7 @@ class _Plan:
             raise _invalid(f"{self.change.value or 'voters'}: which nodes?")
         changes = [self._change(node_id) for node_id in self.node_ids]
         due = tuple(change for change in changes if change is not None)
-        after = _changed(self.image, due)
+        after = self.image.with_states({change.node_id: change.state for change in due})
         wanted = self._wanted(after)
         if not due and wanted is None:
             return None, []
@@ -347,23 +347,14 @@ def _has_majority(
     return len(alive) > len(voters) // 2
 
 
-def _changed(image: MetadataImage, changes: Iterable[NodeChange]) -> MetadataImage:
-    """The state once these changes are applied."""
-    brokers = image.brokers
-    for change in changes:
-        broker = evolve(brokers[change.node_id], state=change.state)
-        brokers = brokers.set(change.node_id, broker)
-    return evolve(image, brokers=brokers)
-
-
 def _has_active(image: MetadataImage) -> bool:
     return any(broker.state is NodeState.ACTIVE for broker in image.brokers.values())
 
 
 def _counted(names: Sequence[str]) -> str:
     """Some partitions by name, and how many they are."""
-    shown = ", ".join(names[:NAMES_MAX]) + (", ..." if len(names) > NAMES_MAX else "")
-    return f"{len(names)} partition{'s' if len(names) > 1 else ''} ({shown})"
+    plural = "s" if len(names) > 1 else ""
+    return f"{len(names)} partition{plural} ({first_names(names, NAMES_MAX)})"
 
 
 def _invalid(message: str) -> KafkaError:

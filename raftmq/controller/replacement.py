@@ -15,23 +15,27 @@ only when its node holds nothing and is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from raftmq.controller.leaders import LeaderTable
-from raftmq.controller.moves import Bounds, foresee
+from raftmq.controller.moves import Bounds, first_names, foresee
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.apply_brokers import with_replacement
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
-from raftmq.metadata.commands import EndReplacement, NodeState, ReplaceNode
+from raftmq.metadata.commands import EndReplacement, ReplaceNode
 from raftmq.metadata.image import (
     MetadataImage,
-    ReplacementImage,
     all_partitions,
     holds,
 )
 from raftmq.metadata.voters import voter_steps
 from raftmq.raft.membership import Configuration
 from raftmq.types import NodeId
+
+NAMES_MAX: Final = 10
+"""So many partitions are named in one line."""
 
 
 def next_end(
@@ -136,7 +140,7 @@ def plan_replacement(
             message = "done already" if known.is_done else "goes on"
             return None, (Outcome(name="verdict", message=message),)
         _check_nodes(image, configuration, call)
-        after = _with_replacement(image, call)
+        after = with_replacement(image, NodeId(call.old_id), NodeId(call.new_id))
         steps = [*voter_steps(after, configuration, first_voters, leader)]
         steps += _partition_steps(after, NodeId(call.old_id), Bounds(limit_of=limit_of))
     except KafkaError as error:
@@ -180,15 +184,6 @@ def _check_nodes(image: MetadataImage, configuration: Configuration, call: Repla
         )
 
 
-def _with_replacement(image: MetadataImage, call: ReplaceNodeCall) -> MetadataImage:
-    row = ReplacementImage(NodeId(call.old_id), NodeId(call.new_id))
-    brokers = image.brokers
-    if (successor := brokers[row.new_id]).state is NodeState.NEW:
-        brokers = brokers.set(row.new_id, evolve(successor, state=NodeState.ACTIVE))
-    replacements = image.replacements.set(row.old_id, row)
-    return evolve(image, brokers=brokers, replacements=replacements)
-
-
 def _partition_steps(image: MetadataImage, old_id: NodeId, bounds: Bounds) -> list[str]:
     """How many replicas move, and which cannot.
 
@@ -217,7 +212,7 @@ def _partition_steps(image: MetadataImage, old_id: NodeId, bounds: Bounds) -> li
         for successor, count in sorted(targets.items())
     ]
     if leaderless:
-        shown = ", ".join(leaderless[:10]) + (", ..." if len(leaderless) > 10 else "")
+        shown = first_names(leaderless, NAMES_MAX)
         steps.append(
             f"{len(leaderless)} of them have lost their majority and cannot move before it is "
             f"back (or recovered with `raftmq recover`): {shown}"

@@ -169,19 +169,16 @@ def change_nodes(image: MetadataImage, envelope: Envelope, offset: Offset) -> Ap
     command: ChangeNodes = envelope.command  # type: ignore[assignment]
     if image.level < LEVEL_OF_MOVES:  # no snapshot of this level holds them
         return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
-    brokers = image.brokers
     for change in command.changes:
-        broker = brokers.get(change.node_id)
-        if broker is None:
+        if change.node_id not in image.brokers:
             return image, Rejection(
                 ErrorCode.BROKER_ID_NOT_REGISTERED, f"node {change.node_id} is not registered"
             )
-        if broker.state is not change.state:
-            brokers = brokers.set(broker.node_id, evolve(broker, state=change.state))
+    after = image.with_states({change.node_id: change.state for change in command.changes})
     voters = image.voters_wanted if command.voters is None else command.voters
-    if brokers is image.brokers and voters == image.voters_wanted:
-        return image, Done(offset)
-    return evolve(image, brokers=brokers, voters_wanted=voters), Done(offset)
+    if voters != image.voters_wanted:
+        after = evolve(after, voters_wanted=voters)
+    return after, Done(offset)
 
 
 def replace_node(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
@@ -197,11 +194,15 @@ def replace_node(image: MetadataImage, envelope: Envelope, offset: Offset) -> Ap
         return image, Rejection(ErrorCode.INVALID_REQUEST, f"node {new_id} is to go itself")
     if leaving.get(old_id) == new_id:
         return image, Done(offset)
-    brokers, successor = image.brokers, image.brokers[new_id]
-    if successor.state is NodeState.NEW:  # this is what it takes data for
-        brokers = brokers.set(new_id, evolve(successor, state=NodeState.ACTIVE))
+    return with_replacement(image, old_id, new_id), Done(offset)
+
+
+def with_replacement(image: MetadataImage, old_id: NodeId, new_id: NodeId) -> MetadataImage:
+    """The image once a registered node is to take the place of another."""
+    if image.brokers[new_id].state is NodeState.NEW:  # this is what it takes data for
+        image = image.with_states({new_id: NodeState.ACTIVE})
     replacements = image.replacements.set(old_id, ReplacementImage(old_id, new_id))
-    return evolve(image, brokers=brokers, replacements=replacements), Done(offset)
+    return evolve(image, replacements=replacements)
 
 
 def end_replacement(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:

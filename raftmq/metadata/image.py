@@ -341,6 +341,16 @@ class MetadataImage:
         merged.update(self.configs.get(("broker", str(node_id)), {}))
         return merged
 
+    def with_states(self, states: Mapping[NodeId, NodeState]) -> MetadataImage:
+        """The image once these registered brokers are in these states; brokers that are not
+        registered are passed over."""
+        brokers = self.brokers
+        for node_id, state in states.items():
+            broker = brokers.get(node_id)
+            if broker is not None and broker.state is not state:
+                brokers = brokers.set(node_id, evolve(broker, state=state))
+        return self if brokers is self.brokers else evolve(self, brokers=brokers)
+
     def topics_by_id(self) -> list[TopicImage]:
         """All topics in a fixed order."""
         return [self.topics[name] for name in sorted(self.topics)]

@@ -17,7 +17,7 @@ lies on the way to a target is that target.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from raftmq.errors import ErrorCode, KafkaError
@@ -250,31 +250,58 @@ def voter_steps(
         KafkaError: a step would leave it without a live majority.
     """
     present = present_nodes(image)
-    yield quorum_text(METADATA_TOPIC, "now", configuration, present)
+    end = yield from configuration_steps(
+        METADATA_TOPIC,
+        configuration,
+        present,
+        lambda now: metadata_target(now, image, first_voters),
+        leader,
+    )
+    if metadata_target(end, image, first_voters) is not None:
+        raise KafkaError(
+            f"{METADATA_TOPIC}: voters {_ids(end.voters)} of which only "
+            f"{_ids(_living(end, present))} live: the next step would lose the quorum. "
+            "Bring a voter back first",
+            code=ErrorCode.INELIGIBLE_REPLICA,
+        )
+
+
+def configuration_steps(
+    group: str,
+    configuration: Configuration,
+    present: Mapping[NodeId, StorageId],
+    target_of: Callable[[Configuration], TargetMembership | None],
+    leader: NodeId | None = None,
+) -> Generator[str, None, Configuration]:
+    """Each configuration that a group goes through from here on, with its quorum, in words; first
+    the present one. Returns the last one, which is short of the target where a step would be
+    unsafe.
+
+    Args:
+        present: live nodes, each with its storage.
+        target_of: the members that it should have, by its configuration; None when it has them.
+        leader: the last to lose its vote.
+    """
+    yield _quorum_text(group, "now", configuration, present)
     for _ in range(STEPS_MAX):
-        target = metadata_target(configuration, image, first_voters)
+        target = target_of(configuration)
         if target is None:
-            return
+            break
         live = [m for m in configuration.members if m.node_id in present]
         live.sort(key=lambda m: m.node_id != leader)
         step = next_configuration(configuration, {}, live, live, target)
         if step is None:
             break
-        yield quorum_text(METADATA_TOPIC, change_text(configuration, step), step, present)
+        yield _quorum_text(group, _change_text(configuration, step), step, present)
         configuration = step
-    raise KafkaError(
-        f"{METADATA_TOPIC}: voters {_ids(configuration.voters)} of which only "
-        f"{_ids(_living(configuration, present))} live: the next step would lose the quorum. "
-        "Bring a voter back first",
-        code=ErrorCode.INELIGIBLE_REPLICA,
-    )
+    return configuration
 
 
 def _living(configuration: Configuration, present: Mapping[NodeId, StorageId]) -> list[ReplicaId]:
     return [voter for voter in configuration.voters if voter.node_id in present]
 
 
-def quorum_text(
+def _quorum_text(
     group: str, what: str, configuration: Configuration, present: Mapping[NodeId, StorageId]
 ) -> str:
     """One configuration of a group in words: what leads to it, and how many votes it takes."""
@@ -286,7 +313,7 @@ def quorum_text(
     )
 
 
-def change_text(before: Configuration, after: Configuration) -> str:
+def _change_text(before: Configuration, after: Configuration) -> str:
     """One step from a configuration to another in words."""
     if arrived := [m for m in after.members if m not in before.members]:
         return f"add {_ids(arrived)} as a learner"
