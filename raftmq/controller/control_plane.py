@@ -221,7 +221,7 @@ class ControlPlane:
         move_locally: MoveLocally,
         learn_address: LearnAddress,
         quorum_view: AskQuorum,
-        sizes_here: SizesHere = tuple,
+        sizes_here: SizesHere,
     ) -> None:
         """Compose.
 

@@ -296,7 +296,7 @@ class Controller:
         random: Random,
         config: ControllerConfig,
         move_leadership: Callable[[TopicId, int, NodeId], object],
-        ask_sizes: AskSizes = lambda _node_id: Promise.resolved(()),
+        ask_sizes: AskSizes,
     ) -> None:
         """`move_leadership` asks the leader of a partition to hand over to a node, `ask_sizes` a
         broker for the sizes of what it leads."""

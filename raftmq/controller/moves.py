@@ -787,6 +787,7 @@ class NodeProgress:
     Attributes:
         replicas: partitions that it is to hold, or votes in.
         leaderships: partitions that it leads.
+        kept: of these, those that nobody else could lead just now.
         claims: groups that it coordinates.
         stuck: replicas of it that cannot go just now, each with the reason.
     """
@@ -795,6 +796,7 @@ class NodeProgress:
     state: NodeState
     replicas: int
     leaderships: int
+    kept: int
     claims: int
     stuck: tuple[Stuck, ...] = ()
 
@@ -818,13 +820,14 @@ def node_progress(
     shunned = image.shunned()
     fit = [b.node_id for b in image.live_brokers() if b.node_id not in shunned]
     stuck = []
-    led = 0
+    led = kept = 0
     for key in held:
         partition = survey.partitions[key]
         row = leaders.get(*key)
         is_led = row is not None and row.leader_id == node_id and not _is_down(image, node_id)
         heirs = () if row is None else [n for n in row.isr if n in fit]
         led += is_led
+        kept += is_led and not heirs
         reason = ""
         if is_led and state is NodeState.MAINTENANCE and not heirs:  # else it goes with the replica
             reason = "no other replica is in sync on a broker that may lead"
@@ -838,7 +841,7 @@ def node_progress(
         group.coordinator == node_id and group.coordinator_broker_epoch == image.live_epoch(node_id)
         for group in image.groups.groups.values()
     )
-    return NodeProgress(node_id, state, len(held), led, claims, tuple(stuck))
+    return NodeProgress(node_id, state, len(held), led, kept, claims, tuple(stuck))
 
 
 def _is_down(image: MetadataImage, node_id: NodeId) -> bool:

@@ -432,7 +432,7 @@ def changes_under_way(
                 state=moves.state,
                 partitions=moves.replicas,
                 leaders=moves.leaderships,
-                kept_leaders=_kept_leaders(survey, leaders, node_id),
+                kept_leaders=moves.kept,
                 groups=moves.claims,
                 is_voter=node_id in voting,
                 is_controller=node_id == controller_id,
@@ -440,18 +440,6 @@ def changes_under_way(
             )
         )
     return rows
-
-
-def _kept_leaders(survey: Survey, leaders: LeaderTable, node_id: NodeId) -> int:
-    """How many partitions a node leads that no other live node could lead."""
-    image = survey.image
-    shunned = image.shunned()
-    count = 0
-    for key in survey.held.get(node_id, ()):
-        row = leaders.get(*key)
-        if row is not None and row.leader_id == node_id:
-            count += not any(image.live_epoch(n) is not None and n not in shunned for n in row.isr)
-    return count
 
 
 # ---- what moves ----

@@ -219,7 +219,14 @@ class WorldNode:
             ),
         )
         self.engine.attach(replica, world.voters)
-        self.control = ControlPlane(
+        self.control = self._new_control(self_id)
+        self.control.lifecycle.on_ready(self._reconcile_at_start)
+        self.multiraft.register(replica)
+        self.multiraft.after_drain.append(self.control.drain)
+        self.later(TICK_MS, self._tick)
+
+    def _new_control(self, self_id: ReplicaId) -> ControlPlane:
+        return ControlPlane(
             BrokerInfo(
                 self_id, "world", None, (), () if self.ranges is OLDER else named(self.ranges)
             ),
@@ -231,15 +238,12 @@ class WorldNode:
                 session_ms=1_000, create_wait_ms=200, voters_count=3, supported=self.ranges
             ),
             heartbeat_ms=150,
-            bootstrap=world.voters,
+            bootstrap=self.world.voters,
             move_locally=lambda *_args: False,
             learn_address=lambda _node_id, _where: None,  # no address is needed here
             quorum_view=lambda: None,
+            sizes_here=tuple,
         )
-        self.control.lifecycle.on_ready(self._reconcile_at_start)
-        self.multiraft.register(replica)
-        self.multiraft.after_drain.append(self.control.drain)
-        self.later(TICK_MS, self._tick)
 
     def _reconcile_at_start(self) -> None:
         self._perform(at_start(self.engine.image, self.node_id, []))

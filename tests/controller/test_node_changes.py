@@ -379,6 +379,21 @@ def test_progress_names_what_is_left_and_what_waits(machine: Machine) -> None:
     assert rows[node(5)].is_idle
 
 
+def test_nobody_misses_a_node_that_is_down_for_what_it_alone_has(machine: Machine) -> None:
+    machine.apply(CreateTopics(topics=(creation("one", 2, (3,)),)))
+    table = LeaderTable()
+    _led(table, 2, 0, 3, 3)
+    _set(machine, NodeState.MAINTENANCE, 3)
+    _fence(machine, 3)
+    (row,) = (
+        row
+        for row in changes_under_way(Survey(machine.image), _group("12"), table, node(1))
+        if row.node_id == 3
+    )
+    assert (row.leaders, row.kept_leaders) == (0, 0)
+    assert row.is_idle
+
+
 def test_replicas_that_have_no_place_to_go_to_are_named(machine: Machine) -> None:
     table = LeaderTable()
     _led(table, 1, 0, 1, 1, 2, 3)
