@@ -16,7 +16,7 @@ from starlette.routing import Route
 from raftmq.controller.control_plane import ControlPlane
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import BalanceCall, Outcome
-from raftmq.server.admin.pages import TIMEOUT_MS_MAX, action_page, value_of
+from raftmq.server.admin.pages import action_page, value_of, within_limits
 
 ONTO_MAX: Final = 1_000
 
@@ -40,7 +40,7 @@ class BalancePage:
         call = BalanceCall(
             dry_run=wanted.dry_run,
             onto=None if wanted.onto is None else wanted.onto[:ONTO_MAX],
-            timeout_ms=max(1, min(wanted.timeout_ms, TIMEOUT_MS_MAX)),
+            timeout_ms=within_limits(wanted.timeout_ms),
         )
         try:
             verdict, *rows = await value_of(self._control.call(call))

@@ -102,6 +102,11 @@ def action_page(kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str
     return page
 
 
+def within_limits(timeout_ms: int) -> int:
+    """A timeout that a request asks for, as far as it is granted."""
+    return max(1, min(timeout_ms, TIMEOUT_MS_MAX))
+
+
 async def value_of(promise: Promise[_Value]) -> _Value:
     """Wait for a promise; raises what it fails with."""
     done = trio.Event()
@@ -200,19 +205,18 @@ class NodesPage:
             new_id=wanted.new_id,
             even_if_alive=wanted.even_if_alive,
             dry_run=wanted.dry_run,
-            timeout_ms=max(1, min(wanted.timeout_ms, TIMEOUT_MS_MAX)),
+            timeout_ms=within_limits(wanted.timeout_ms),
         )
         return await self._asked(call)
 
     async def change(self, wanted: ChangeRequest) -> dict[str, Any]:
         """Have the controller judge a change of nodes, and make it unless only asked."""
-        timeout_ms = max(1, min(wanted.timeout_ms, TIMEOUT_MS_MAX))
         call = ChangeNodesCall(
             node_ids=wanted.ids,
             change=wanted.change,
             voters=wanted.voters,
             dry_run=wanted.dry_run,
-            timeout_ms=timeout_ms,
+            timeout_ms=within_limits(wanted.timeout_ms),
         )
         return await self._asked(call)
 
@@ -294,7 +298,7 @@ class LeadersPage:
     async def transfer(self, wanted: TransferRequest) -> dict[str, Any]:
         """Make a node the leader of a partition, and its preferred one."""
         try:
-            with trio.fail_after(min(max(wanted.timeout_ms, 1), TIMEOUT_MS_MAX) / 1e3):
+            with trio.fail_after(within_limits(wanted.timeout_ms) / 1e3):
                 return {"code": ErrorCode.NONE.name, "message": await self._transfer(wanted)}
         except KafkaError as error:
             return {"code": error.code.name, "message": error.message}
