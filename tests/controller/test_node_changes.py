@@ -39,21 +39,17 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
-from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
+from raftmq.types import LeaderEpoch, NodeId
 from tests.controller.metadata_cluster import MetadataCluster
-from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id
-
-FIRST = tuple(node(n) for n in (1, 2, 3))
-
-
-def _replica(number: int) -> ReplicaId:
-    return ReplicaId(node(number), StorageId(100 + number))
-
-
-def _group(voters: str, learners: str = "") -> Configuration:
-    return Configuration(
-        tuple(_replica(int(n)) for n in voters), tuple(_replica(int(n)) for n in learners)
-    )
+from tests.metadata.metadata_commands import (
+    FIRST,
+    Machine,
+    creation,
+    group_of,
+    node,
+    raised,
+    topic_id,
+)
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def _plan(
     **more: Any,
 ) -> tuple[ChangeNodes | UnregisterBroker | None, list[Outcome]]:
     call = ChangeNodesCall(node_ids=ids, change=change, **more)
-    group = _group("123", "45") if configuration is None else configuration
+    group = group_of("123", "45") if configuration is None else configuration
     command, outcomes = plan_change(machine.image, group, FIRST, call, _moves)
     return command, list(outcomes)
 
@@ -155,22 +151,22 @@ def test_votes_become_fewer_when_nobody_can_take_one(machine: Machine) -> None:
     assert isinstance(command, ChangeNodes)
     machine.apply(command)
     _set(machine, NodeState.ACTIVE, 4)
-    command, rows = _plan(machine, "cancel-drain", 3, configuration=_group("12", "345"))
+    command, rows = _plan(machine, "cancel-drain", 3, configuration=group_of("12", "345"))
     assert command == ChangeNodes(changes=(NodeChange(node(3), NodeState.ACTIVE),), voters=3)
 
 
 def test_a_cancelled_drain_takes_the_vote_of_the_successor_back(machine: Machine) -> None:
     _set(machine, NodeState.DRAINING, 3)
-    command, _ = _plan(machine, "cancel-drain", 3, configuration=_group("1234", "5"))
+    command, _ = _plan(machine, "cancel-drain", 3, configuration=group_of("1234", "5"))
     assert command is not None
     machine.apply(command)
-    target = metadata_target(_group("1234", "5"), machine.image, FIRST)
+    target = metadata_target(group_of("1234", "5"), machine.image, FIRST)
     assert target is not None
     assert sorted(target.voters) == [1, 2, 3]
 
 
 def test_a_surplus_of_voters_goes_when_their_number_is_named(machine: Machine) -> None:
-    command, _ = _plan(machine, "", voters=3, configuration=_group("1234", "5"))
+    command, _ = _plan(machine, "", voters=3, configuration=group_of("1234", "5"))
     assert command == ChangeNodes(changes=(), voters=3)
     assert _plan(machine, "", voters=3)[0] is None
 
@@ -254,7 +250,7 @@ def test_a_drain_without_a_place_for_a_replica_is_refused(machine: Machine) -> N
         raise KafkaError("a-0 has nowhere to go", code=ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 
     call = ChangeNodesCall(node_ids=(3,), change="drain")
-    command, [verdict] = plan_change(machine.image, _group("123", "45"), FIRST, call, nowhere)
+    command, [verdict] = plan_change(machine.image, group_of("123", "45"), FIRST, call, nowhere)
     assert command is None
     assert verdict.message == "a-0 has nowhere to go"
 
@@ -358,7 +354,7 @@ def test_progress_names_what_is_left_and_what_waits(machine: Machine) -> None:
         rows = changes_under_way(survey, group, table, node(controller))
         return {row.node_id: row for row in rows}
 
-    row = told(3, _group("123", "45"))[node(3)]
+    row = told(3, group_of("123", "45"))[node(3)]
     assert (row.partitions, row.leaders, row.kept_leaders, row.groups) == (3, 2, 1, 1)
     assert row.is_voter
     assert row.is_controller
@@ -366,14 +362,14 @@ def test_progress_names_what_is_left_and_what_waits(machine: Machine) -> None:
     assert not row.is_idle
     assert row.stuck == (), "the leadership of what has no other replica goes with the replica"
     _set(machine, NodeState.CORDONED, 4)
-    row = told(1, _group("123", "45"))[node(3)]
+    row = told(1, group_of("123", "45"))[node(3)]
     assert [(s.topic, s.partition) for s in row.stuck] == [
         ("a", 0),
         ("a", 1),
     ]
     assert "node 4 is cordoned; node 5 is new (`raftmq node add 5`)" in row.stuck[0].reason
     _set(machine, NodeState.MAINTENANCE, 3)
-    rows = told(1, _group("123", "45"))
+    rows = told(1, group_of("123", "45"))
     assert set(rows) == {3, 4, 5}
     assert rows[node(5)].is_empty
     assert rows[node(5)].is_idle
@@ -387,7 +383,7 @@ def test_nobody_misses_a_node_that_is_down_for_what_it_alone_has(machine: Machin
     _fence(machine, 3)
     (row,) = (
         row
-        for row in changes_under_way(Survey(machine.image), _group("12"), table, node(1))
+        for row in changes_under_way(Survey(machine.image), group_of("12"), table, node(1))
         if row.node_id == 3
     )
     assert (row.leaders, row.kept_leaders) == (0, 0)

@@ -33,21 +33,19 @@ from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration
-from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId
+from raftmq.types import LeaderEpoch, NodeId
 from tests.controller.metadata_cluster import MetadataCluster
-from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
-
-FIRST = tuple(node(n) for n in (1, 2, 3))
-
-
-def _replica(number: int) -> ReplicaId:
-    return ReplicaId(node(number), StorageId(100 + number))
-
-
-def _group(voters: str, learners: str = "") -> Configuration:
-    return Configuration(
-        tuple(_replica(int(n)) for n in voters), tuple(_replica(int(n)) for n in learners)
-    )
+from tests.metadata.metadata_commands import (
+    FIRST,
+    Machine,
+    creation,
+    group_of,
+    node,
+    raised,
+    register,
+    replica_of,
+    topic_id,
+)
 
 
 @pytest.fixture
@@ -165,21 +163,21 @@ def test_producer_ids_are_skipped_after_a_recovery(machine: Machine) -> None:
 
 def test_the_metadata_group_targets_what_is_missing(machine: Machine) -> None:
     image = machine.image
-    assert metadata_target(_group("123", "45"), image, FIRST) is None
+    assert metadata_target(group_of("123", "45"), image, FIRST) is None
     _fence(machine, 1)
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    target = metadata_target(group_of("123", "45"), machine.image, FIRST)
     assert target is not None
     assert (target.voters, target.leaving, target.demoted) == ((4, 2, 3), (), (1,))
-    assert metadata_target(_group("234", "5"), machine.image, FIRST) is None
+    assert metadata_target(group_of("234", "5"), machine.image, FIRST) is None
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
     _fence(machine, 4)
-    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    target = metadata_target(group_of("123", "45"), machine.image, FIRST)
     assert target is not None
     assert target.voters == (5, 2, 3), "a successor that goes itself is passed over"
     assert target.leaving == (4,)
     _move_all(machine)
-    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    target = metadata_target(group_of("123", "45"), machine.image, FIRST)
     assert target is not None
     assert (target.leaving, target.demoted) == ((1,), (4,)), "who holds nothing and is gone may go"
 
@@ -188,49 +186,49 @@ def test_a_node_that_leaves_follows_while_it_holds_anything(machine: Machine) ->
     """It may have been silent for a moment only, and lead what it has to hear that it must give."""
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
     _fence(machine, 1)
-    assert metadata_target(_group("234", "15"), machine.image, FIRST) is None
+    assert metadata_target(group_of("234", "15"), machine.image, FIRST) is None
     _move_all(machine)
-    target = metadata_target(_group("234", "15"), machine.image, FIRST)
+    target = metadata_target(group_of("234", "15"), machine.image, FIRST)
     assert target is not None
     assert target.leaving == (1,)
 
 
 def test_a_voter_that_lives_follows_until_it_is_stopped(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    target = metadata_target(_group("1234", "5"), machine.image, FIRST)
+    target = metadata_target(group_of("1234", "5"), machine.image, FIRST)
     assert target is not None
     assert (target.voters, target.leaving, target.demoted) == ((4, 2, 3), (), (1,))
-    live = [_replica(n) for n in (2, 1, 3, 4, 5)]
-    step = next_configuration(_group("1234", "5"), {}, live, live, target)
-    assert step == _group("234", "15")
+    live = [replica_of(n) for n in (2, 1, 3, 4, 5)]
+    step = next_configuration(group_of("1234", "5"), {}, live, live, target)
+    assert step == group_of("234", "15")
     assert metadata_target(step, machine.image, FIRST) is None
     assert next_end(machine.image, step) is None
     _fence(machine, 1)
     _move_all(machine)
     target = metadata_target(step, machine.image, FIRST)
     assert target is not None
-    assert next_configuration(step, {}, live, live, target) == _group("234", "5")
+    assert next_configuration(step, {}, live, live, target) == group_of("234", "5")
 
 
 def test_voters_that_were_given_up_are_made_up_for(machine: Machine) -> None:
     for number in (2, 3):
         _fence(machine, number)
-    target = metadata_target(_group("1", "45"), machine.image, FIRST)
+    target = metadata_target(group_of("1", "45"), machine.image, FIRST)
     assert target is not None
     assert target.voters == (1, 4, 5)
     machine.apply(ReplaceNode(old_id=node(2), new_id=node(5)))
-    target = metadata_target(_group("1", "45"), machine.image, FIRST)
+    target = metadata_target(group_of("1", "45"), machine.image, FIRST)
     assert target is not None
     assert target.voters == (1, 5, 4), "successors first"
-    observer = metadata_target(_group("145"), machine.image, FIRST)
+    observer = metadata_target(group_of("145"), machine.image, FIRST)
     assert observer is None
 
 
 def test_an_observer_that_is_replaced_makes_no_voter(machine: Machine) -> None:
     machine.apply(ReplaceNode(old_id=node(4), new_id=node(5)))
-    assert metadata_target(_group("123", "45"), machine.image, FIRST) is None, "it lives"
+    assert metadata_target(group_of("123", "45"), machine.image, FIRST) is None, "it lives"
     _fence(machine, 4)
-    target = metadata_target(_group("123", "45"), machine.image, FIRST)
+    target = metadata_target(group_of("123", "45"), machine.image, FIRST)
     assert target is not None
     assert (target.voters, target.leaving) == ((1, 2, 3), (4,))
 
@@ -381,7 +379,7 @@ def _plan(
     **more: Any,
 ) -> tuple[ReplaceNode | None, list[Outcome]]:
     call = ReplaceNodeCall(old_id=old, new_id=new, **more)
-    group = _group("123", "45") if configuration is None else configuration
+    group = group_of("123", "45") if configuration is None else configuration
     command, outcomes = plan_replacement(machine.image, group, FIRST, call, limit_of or _any)
     return command, list(outcomes)
 
@@ -468,18 +466,18 @@ def test_progress(machine: Machine) -> None:
         table.led(
             topic_id(1), index, leader=node(2), leader_epoch=LeaderEpoch(1), isr=(), voters=()
         )
-    [row] = progress(machine.image, _group("123", "4"), table)
+    [row] = progress(machine.image, group_of("123", "4"), table)
     assert (row.is_voting_settled, row.partitions, row.stuck) == (False, 7, ("one-0",))
-    assert next_end(machine.image, _group("234")) is None
+    assert next_end(machine.image, group_of("234")) is None
     lone = Machine()
     lone.register_all(1, 4)
     lone.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
-    [row] = progress(lone.image, _group("4"), table)
+    [row] = progress(lone.image, group_of("4"), table)
     assert row.waits_for_end
-    assert next_end(lone.image, _group("4")) is None, "it is alive"
+    assert next_end(lone.image, group_of("4")) is None, "it is alive"
     _fence(lone, 1)
-    assert next_end(lone.image, _group("14")) is None, "it votes"
-    assert next_end(lone.image, _group("4")) == EndReplacement(old_id=node(1))
+    assert next_end(lone.image, group_of("14")) is None, "it votes"
+    assert next_end(lone.image, group_of("4")) == EndReplacement(old_id=node(1))
 
 
 # ---- through controllers ----

@@ -89,6 +89,19 @@ def power_disk(tmp_path: Path) -> Iterator[PowerDisk]:
     disk.unmount()
 
 
+def lose_power(power_disk: PowerDisk, cluster: Cluster) -> None:
+    """All nodes lose power at once, and begin again with what the disk has."""
+    power_disk.lose_power()
+    for node in cluster.nodes.values():
+        node.kill()
+    power_disk.unmount()
+    power_disk.mount()
+    for node in cluster.nodes.values():
+        node.start()
+    for node in cluster.nodes.values():
+        node.wait_ready()
+
+
 def test_power_lost_under_load(tmp_path: Path, power_disk: PowerDisk) -> None:
     partitions = 4
     data = {i: power_disk.mount_point / f"node-{i}" for i in (1, 2, 3)}
@@ -96,15 +109,7 @@ def test_power_lost_under_load(tmp_path: Path, power_disk: PowerDisk) -> None:
         create_topic(cluster.bootstrap, "t", partitions)
         with Load(cluster.bootstrap, "t", partitions, rate=20_000, size=300) as load:
             load.wait_for(20_000, timeout_s=90)
-            power_disk.lose_power()
-            for node in cluster.nodes.values():
-                node.kill()
-            power_disk.unmount()
-            power_disk.mount()
-            for node in cluster.nodes.values():
-                node.start()
-            for node in cluster.nodes.values():
-                node.wait_ready()
+            lose_power(power_disk, cluster)
             load.wait_for(2_000, timeout_s=90)
         reckoning = load.reckon()
         reckoning.check()
@@ -132,15 +137,7 @@ def test_power_lost_in_the_middle_of_transactions(
             transacting.go_on()
             transacting.wait_for(2 * producers)
             wait_until(lambda: transacting.open >= 0.9 * producers, what="all in the middle of one")
-            power_disk.lose_power()
-            for node in cluster.nodes.values():
-                node.kill()
-            power_disk.unmount()
-            power_disk.mount()
-            for node in cluster.nodes.values():
-                node.start()
-            for node in cluster.nodes.values():
-                node.wait_ready()
+            lose_power(power_disk, cluster)
             transacting.settle()
             transacting.check()
 

@@ -63,11 +63,27 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage
-from raftmq.types import NodeId, Offset, TopicId
+from raftmq.raft.membership import Configuration
+from raftmq.types import NodeId, Offset, ReplicaId, StorageId, TopicId
 
 
 def node(number: int) -> NodeId:
     return NodeId(number)
+
+
+FIRST = tuple(node(n) for n in (1, 2, 3))
+
+
+def replica_of(number: int) -> ReplicaId:
+    """A node as a member of a group, with the storage that `register` gives it."""
+    return ReplicaId(node(number), StorageId(100 + number))
+
+
+def group_of(voters: str, learners: str = "") -> Configuration:
+    """A configuration by node numbers of one digit."""
+    return Configuration(
+        tuple(replica_of(int(n)) for n in voters), tuple(replica_of(int(n)) for n in learners)
+    )
 
 
 def topic_id(number: int) -> TopicId:

@@ -32,19 +32,15 @@ from raftmq.metadata.voters import (
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.replication.membership import keeps_quorum, next_configuration
 from raftmq.types import NodeId, ReplicaId, StorageId
-from tests.metadata.metadata_commands import Machine, node, raised, register
-
-FIRST = tuple(node(n) for n in (1, 2, 3))
-
-
-def _replica(number: int) -> ReplicaId:
-    return ReplicaId(node(number), StorageId(100 + number))
-
-
-def _group(voters: str, learners: str = "") -> Configuration:
-    return Configuration(
-        tuple(_replica(int(n)) for n in voters), tuple(_replica(int(n)) for n in learners)
-    )
+from tests.metadata.metadata_commands import (
+    FIRST,
+    Machine,
+    group_of,
+    node,
+    raised,
+    register,
+    replica_of,
+)
 
 
 def _machine(*numbers: int, racks: str = "") -> Machine:
@@ -159,7 +155,7 @@ def test_voters_become_fewer_only_without_a_successor(
     machine = _machine(*(int(n) for n in voters + learners))
     _want(machine, wanted)
     _set(machine, NodeState.DRAINING, *draining)
-    assert shrunk_voters(machine.image, _group(voters, learners), FIRST) == shrunk
+    assert shrunk_voters(machine.image, group_of(voters, learners), FIRST) == shrunk
 
 
 def test_dead_and_new_and_cordoned_nodes_get_no_vote() -> None:
@@ -168,7 +164,7 @@ def test_dead_and_new_and_cordoned_nodes_get_no_vote() -> None:
     _set(machine, NodeState.NEW, 5)
     _set(machine, NodeState.CORDONED, 6)
     _set(machine, NodeState.MAINTENANCE, 7)
-    group = _group("123", "4567")
+    group = group_of("123", "4567")
     assert voters_obtainable(machine.image, group) == 3
     _want(machine, 5)
     assert _voters(machine.image, group) == "123"
@@ -182,47 +178,47 @@ def test_dead_and_new_and_cordoned_nodes_get_no_vote() -> None:
 def test_a_draining_node_gives_its_vote_to_a_successor() -> None:
     machine = _machine(1, 2, 3, 4)
     _set(machine, NodeState.DRAINING, 1)
-    target = metadata_target(_group("123", "4"), machine.image, FIRST)
+    target = metadata_target(group_of("123", "4"), machine.image, FIRST)
     assert target is not None
     assert (target.voters, target.leaving, target.demoted) == ((2, 3, 4), (), (1,))
-    assert _voters(machine.image, _group("1234")) == "234", "on the way it is the same"
-    assert metadata_target(_group("234", "1"), machine.image, FIRST) is None
+    assert _voters(machine.image, group_of("1234")) == "234", "on the way it is the same"
+    assert metadata_target(group_of("234", "1"), machine.image, FIRST) is None
 
 
 def test_a_draining_node_keeps_its_vote_without_a_successor() -> None:
     machine = _machine(1, 2, 3)
     _set(machine, NodeState.DRAINING, 1)
-    assert metadata_target(_group("123"), machine.image, FIRST) is None
+    assert metadata_target(group_of("123"), machine.image, FIRST) is None
     _want(machine, 2)
-    assert _voters(machine.image, _group("123")) == "23"
+    assert _voters(machine.image, group_of("123")) == "23"
 
 
 def test_votes_are_spread_over_racks() -> None:
     machine = _machine(1, 2, 3, 4, 5, 6, racks="aabbcc")
-    assert _voters(machine.image, _group("12", "3456")) == "123"
+    assert _voters(machine.image, group_of("12", "3456")) == "123"
     _want(machine, 5)
-    assert _voters(machine.image, _group("123", "456")) == "12345"
-    assert _voters(machine.image, _group("124", "56")) == "12456"
+    assert _voters(machine.image, group_of("123", "456")) == "12345"
+    assert _voters(machine.image, group_of("124", "56")) == "12456"
     _want(machine, 3)
-    assert _voters(machine.image, _group("12356")) == "135", "of each rack the first"
+    assert _voters(machine.image, group_of("12356")) == "135", "of each rack the first"
 
 
 def test_a_surplus_is_taken_from_those_that_leave_and_then_from_the_dead() -> None:
     machine = _machine(1, 2, 3, 4, 5)
-    assert metadata_target(_group("12345"), machine.image, FIRST) is None, "nobody asked for it"
+    assert metadata_target(group_of("12345"), machine.image, FIRST) is None, "nobody asked for it"
     _want(machine, 3)
-    assert _voters(machine.image, _group("12345")) == "123"
+    assert _voters(machine.image, group_of("12345")) == "123"
     _fence(machine, 2)
-    assert _voters(machine.image, _group("12345")) == "134"
+    assert _voters(machine.image, group_of("12345")) == "134"
     _set(machine, NodeState.DRAINING, 1)
-    assert _voters(machine.image, _group("12345")) == "345"
+    assert _voters(machine.image, group_of("12345")) == "345"
 
 
 def test_three_stay_three_though_five_follow() -> None:
     machine = _machine(1, 2, 3, 4, 5)
     _want(machine, 3)
     assert (
-        metadata_target(_group("123", "45"), machine.image, tuple(map(node, range(1, 6)))) is None
+        metadata_target(group_of("123", "45"), machine.image, tuple(map(node, range(1, 6)))) is None
     )
 
 
@@ -230,19 +226,19 @@ def test_the_successor_of_a_replaced_node_comes_first() -> None:
     machine = _machine(1, 2, 3, 4, 5)
     _set(machine, NodeState.DRAINING, 2)
     machine.apply(ReplaceNode(old_id=node(1), new_id=node(5)))
-    assert _voters(machine.image, _group("123", "45")) == "345"
+    assert _voters(machine.image, group_of("123", "45")) == "345"
 
 
 def test_a_removed_node_leaves_the_group_and_another_storage_of_it_does_not() -> None:
     machine = _machine(1, 2, 3, 4)
     _fence(machine, 4)
     machine.apply(UnregisterBroker(node_id=node(4)))
-    target = metadata_target(_group("123", "4"), machine.image, FIRST)
+    target = metadata_target(group_of("123", "4"), machine.image, FIRST)
     assert target is not None
     assert (target.voters, target.leaving) == ((1, 2, 3), (4,))
     machine.apply(replace(register(4, storage=7), features=named(SUPPORTED)))
     assert machine.image.brokers[node(4)].state is NodeState.NEW
-    anew = Configuration(_group("123").voters, (ReplicaId(node(4), StorageId(7)),))
+    anew = Configuration(group_of("123").voters, (ReplicaId(node(4), StorageId(7)),))
     assert metadata_target(anew, machine.image, FIRST) is None
 
 
@@ -258,13 +254,13 @@ def _lines(machine: Machine, configuration: Configuration) -> list[str]:
 def test_three_to_five_and_back() -> None:
     machine = _machine(1, 2, 3, 4, 5)
     _want(machine, 5)
-    assert _lines(machine, _group("123", "45")) == [
+    assert _lines(machine, group_of("123", "45")) == [
         "now: voters 1,2,3, 3 of 3 live, quorum 2",
         "let 4 vote once it has caught up: voters 1,2,3,4, 4 of 4 live, quorum 3",
         "let 5 vote once it has caught up: voters 1,2,3,4,5, 5 of 5 live, quorum 3",
     ]
     _want(machine, 3)
-    assert _lines(machine, _group("12345")) == [
+    assert _lines(machine, group_of("12345")) == [
         "now: voters 1,2,3,4,5, 5 of 5 live, quorum 3",
         "make 4 a learner: voters 1,2,3,5, 4 of 4 live, quorum 3",
         "make 5 a learner: voters 1,2,3, 3 of 3 live, quorum 2",
@@ -275,7 +271,7 @@ def test_the_leader_is_the_last_to_lose_its_vote() -> None:
     machine = _machine(1, 2, 3)
     _want(machine, 1)
     machine.apply(ChangeNodes(changes=(NodeChange(node(3), NodeState.CORDONED),)))
-    texts = list(voter_steps(machine.image, _group("123"), FIRST, node(2)))
+    texts = list(voter_steps(machine.image, group_of("123"), FIRST, node(2)))
     assert [text.split(":")[1] for text in texts] == [
         " now",
         " make 3 a learner",
@@ -286,7 +282,7 @@ def test_the_leader_is_the_last_to_lose_its_vote() -> None:
 def test_the_vote_is_given_before_it_is_taken() -> None:
     machine = _machine(1, 2, 3, 4)
     _set(machine, NodeState.DRAINING, 2)
-    assert _lines(machine, _group("123", "4")) == [
+    assert _lines(machine, group_of("123", "4")) == [
         "now: voters 1,2,3, 3 of 3 live, quorum 2",
         "let 4 vote once it has caught up: voters 1,2,3,4, 4 of 4 live, quorum 3",
         "make 2 a learner: voters 1,3,4, 3 of 3 live, quorum 2",
@@ -310,7 +306,7 @@ def test_no_step_is_planned_without_a_live_majority(
     _set(machine, NodeState.DRAINING, *draining)
     _want(machine, wanted)
     with pytest.raises(KafkaError, match=says):
-        list(voter_steps(machine.image, _group("123", "45"), FIRST))
+        list(voter_steps(machine.image, group_of("123", "45"), FIRST))
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -323,7 +319,7 @@ def test_every_way_is_made_of_single_safe_steps_and_ends(seed: int) -> None:
     machine = _machine(*numbers, racks=racks)
     voting = random.sample(numbers, random.randint(1, min(5, count)))
     configuration = Configuration(
-        tuple(map(_replica, voting)), tuple(_replica(n) for n in numbers if n not in voting)
+        tuple(map(replica_of, voting)), tuple(replica_of(n) for n in numbers if n not in voting)
     )
     first = tuple(map(node, voting))
     states = (NodeState.ACTIVE, NodeState.ACTIVE, NodeState.CORDONED, NodeState.DRAINING)
@@ -354,7 +350,7 @@ def test_deaths_on_the_way_cost_no_quorum_and_returns_let_it_end(seed: int) -> N
     random = Random(1_000 + seed)
     numbers = range(1, random.randint(4, 7) + 1)
     machine = _machine(*numbers)
-    configuration = _group("123", "".join(str(n) for n in numbers[3:]))
+    configuration = group_of("123", "".join(str(n) for n in numbers[3:]))
     _want(machine, random.choice((1, 3, 5)))
     _set(machine, NodeState.DRAINING, random.choice((1, 2, 3)))
     dead: list[int] = []
