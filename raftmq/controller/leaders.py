@@ -14,6 +14,7 @@ known is named until a newer one is, since clients treat "no leader" worse than 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import Annotated, Final, Protocol, TypeAlias
@@ -403,18 +404,18 @@ class Evacuation:
             self._asked_ms.clear()
             return []
         unfit = {*unfit, *shunned}
-        fit = [b.node_id for b in image.live_brokers() if b.node_id not in unfit]
+        fit = {b.node_id for b in image.live_brokers() if b.node_id not in unfit}
         rows = [
             row
             for topic in image.topics_by_id()
             for partition in topic.partitions
             if (row := leaders.get(topic.topic_id, partition.index)) is not None
         ]
-        load = {node_id: sum(row.leader_id == node_id for row in rows) for node_id in fit}
+        load = Counter(row.leader_id for row in rows)
         moves = []
         left = [row for row in rows if row.leader_id in shunned]
         for row in left:
-            others = [n for n in row.isr if n in load]
+            others = [n for n in row.isr if n in fit]
             if not others or now_ms - self._asked_ms.get(row.key, -ASK_AGAIN_MS) < ASK_AGAIN_MS:
                 continue
             chosen = min(others, key=lambda n: (load[n], n))

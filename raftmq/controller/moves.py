@@ -285,7 +285,7 @@ class Targets:
         self._counts = {n: len(keys) for n, keys in survey.named.items()}
         self._held = {n: len(keys) for n, keys in survey.held.items()}
         self._open_racks = [
-            _rack(image, broker.node_id)
+            image.rack_of(broker.node_id)
             for broker in self._brokers
             if broker.takes_replicas and broker.node_id not in self._going
         ]
@@ -334,7 +334,7 @@ class Targets:
         successor, then a broker that still has the data, then the one with the fewest replicas."""
         image = self._image
         successor = successor_of(self._leaving, leaving)
-        racks = {_rack(image, node_id): node_id for node_id in kept}
+        racks = {image.rack_of(node_id): node_id for node_id in kept}
         open_racks = {*racks, *self._open_racks}
         must_spread = len(open_racks) >= len(replicas)
         best: tuple[tuple[int, bool, bool, int, NodeId], NodeId] | None = None
@@ -344,13 +344,13 @@ class Targets:
             if node_id == leaving:
                 continue
             reason = self._unfit(broker, partition, replicas)
-            neighbour = racks.get(_rack(image, node_id))
+            neighbour = racks.get(image.rack_of(node_id))
             if not reason and neighbour is not None and must_spread:
                 reason = f"is in rack {broker.rack} like node {neighbour}"
             if reason:
                 reasons.append(f"node {node_id} {reason}")
                 continue
-            crowd = sum(_rack(image, n) == _rack(image, node_id) for n in kept)
+            crowd = sum(image.rack_of(n) == image.rack_of(node_id) for n in kept)
             has_data = node_id in partition.voters
             count = self._counts.get(node_id, 0)
             rank = crowd, node_id != successor, not has_data, count, node_id
@@ -403,14 +403,6 @@ _STATES: Final = {
     NodeState.MAINTENANCE: "is in maintenance",
     NodeState.DRAINING: "is being drained",
 }
-
-
-def _rack(image: MetadataImage, node_id: NodeId) -> tuple[str, int]:
-    """A broker without a rack is a rack of its own."""
-    broker = image.brokers.get(node_id)
-    if broker is None or broker.rack is None:
-        return "", node_id
-    return broker.rack, -1
 
 
 def _no_target(leaving: NodeId, reasons: Sequence[str]) -> str:

@@ -330,6 +330,13 @@ class MetadataImage:
         broker = self.brokers.get(node_id)
         return None if broker is None or broker.is_fenced else broker.epoch
 
+    def rack_of(self, node_id: NodeId) -> tuple[str, int]:
+        """The rack of a node; one without, or that is not registered, is a rack of its own."""
+        broker = self.brokers.get(node_id)
+        if broker is None or broker.rack is None:
+            return "", node_id
+        return broker.rack, -1
+
     def leaving(self) -> dict[NodeId, NodeId]:
         """Nodes that are being replaced, each with its successor."""
         pending = (self.replacements[n] for n in sorted(self.replacements))

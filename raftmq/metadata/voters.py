@@ -187,7 +187,7 @@ def _candidates(
         votes = _votes_by_rack(image, (*voters, *chosen))
         best = min(
             able,
-            key=lambda n: (n not in successors, votes.get(_rack(image, n), 0), n not in first, n),
+            key=lambda n: (n not in successors, votes.get(image.rack_of(n), 0), n not in first, n),
         )
         able.remove(best)
         chosen.append(best)
@@ -207,7 +207,7 @@ def _without_surplus(image: MetadataImage, voters: list[NodeId], wanted: int) ->
                     _state(image, n) is NodeState.DRAINING,
                     n not in present,
                     _state(image, n) is not NodeState.ACTIVE,
-                    votes[_rack(image, n)],
+                    votes[image.rack_of(n)],
                     n,
                 ),
             )
@@ -220,16 +220,10 @@ def _state(image: MetadataImage, node_id: NodeId) -> NodeState | None:
     return None if broker is None else broker.state
 
 
-def _rack(image: MetadataImage, node_id: NodeId) -> tuple[str, int]:
-    """The rack of a node; one without is a rack of its own."""
-    broker = image.brokers.get(node_id)
-    return ("", node_id) if broker is None or broker.rack is None else (broker.rack, -1)
-
-
 def _votes_by_rack(image: MetadataImage, voters: Iterable[NodeId]) -> dict[tuple[str, int], int]:
     votes: dict[tuple[str, int], int] = {}
     for node_id in voters:
-        rack = _rack(image, node_id)
+        rack = image.rack_of(node_id)
         votes[rack] = votes.get(rack, 0) + 1
     return votes
 

@@ -147,15 +147,13 @@ class NodesPage:
         engine, leaders = self._control.engine, self._control.leaders
         image = engine.image
         configuration = engine.configuration or Configuration()
+        survey = self._seen()
         led: dict[NodeId, int] = {}
-        held: dict[NodeId, int] = {}
         for topic in image.topics_by_id():
             for partition in topic.partitions:
                 row = leaders.get(topic.topic_id, partition.index)
                 if row is not None:
                     led[row.leader_id] = led.get(row.leader_id, 0) + 1
-                for node_id in partition.replicas:
-                    held[node_id] = held.get(node_id, 0) + 1
         node_ids = sorted({*image.brokers, *(m.node_id for m in configuration.members)})
         controller = engine.controller_id
         return {
@@ -165,7 +163,7 @@ class NodesPage:
                 {
                     **self._describe(node_id, configuration),
                     "leaders": led.get(node_id, 0),
-                    "replicas": held.get(node_id, 0),
+                    "replicas": len(survey.named.get(node_id, ())),
                 }
                 for node_id in node_ids
             ],
@@ -174,7 +172,7 @@ class NodesPage:
             "is_voting_settled": metadata_target(configuration, image, engine.first_voters) is None,
             "changes": [
                 {**asdict(row), "is_empty": row.is_empty, "is_idle": row.is_idle}
-                for row in changes_under_way(self._seen(), configuration, leaders, controller)
+                for row in changes_under_way(survey, configuration, leaders, controller)
             ],
         }
 
