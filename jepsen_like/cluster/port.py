@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import RemoteProtocolError
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame
 
@@ -59,8 +60,7 @@ class SimConnection:
         self.is_open = True
         self.number = number
         self.peer = f"client{number}:1"
-        self.principal: str | None = None
-        self.listener_name = "CLIENT"
+        self.caller = Caller(host=f"client{number}")
         self._unheard = bytearray()
         self._bars = 0  # requests at work behind which none may begin
         self.replies = self

@@ -37,6 +37,7 @@ from raftmq.runtime.loop import (
     LoopBudget,
 )
 from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, LowWater
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame, receive_s_max
@@ -51,8 +52,6 @@ TURN_FRAMES_MAX: Final = 16
 TURN_BYTES_MAX: Final = 1 << 20
 PART_S: Final = 0.1
 """How long a client has to close its side after this node closed its own."""
-CLIENT_LISTENER: Final = "CLIENT"
-"""The only listener of a node so far, as DescribeQuorum names it."""
 QUIET_S: Final = 1.0
 """A connection from which nothing came for this long needs no task."""
 
@@ -79,7 +78,6 @@ class Shared:
         "begin",
         "budget",
         "limits",
-        "listener_name",
         "memory",
         "metrics",
         "nursery",
@@ -100,7 +98,6 @@ class Shared:
         self.begin = begin
         self.batch = batch
         self.limits = limits
-        self.listener_name = CLIENT_LISTENER
         self.metrics = metrics
         self.memory = memory
         self.budget = budget
@@ -199,17 +196,22 @@ class Connection:
         "_turn_bytes",
         "_turn_frames",
         "_writing",
+        "caller",
         "hold",
         "last_active",
         "on_close",
         "peer",
-        "principal",
         "replies",
         "state",
     )
 
     def __init__(
-        self, sock: socket.socket, peer: str, shared: Shared, on_closed: Callable[[], None]
+        self,
+        sock: socket.socket,
+        peer: str,
+        shared: Shared,
+        on_closed: Callable[[], None],
+        caller: Caller,
     ) -> None:
         self._sock = sock
         self._shared = shared
@@ -224,19 +226,14 @@ class Connection:
         self._turn_frames = 0
         self.state = ConnectionState.NEW
         self.peer = peer
-        self.principal: str | None = None
-        """The authenticated client; no client has to authenticate yet."""
+        self.caller = caller
+        """Who its requests come from; another one once its client has authenticated."""
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
         self.replies = ReplyQueue(
             sock, shared.limits, shared.memory, shared.metrics, self, shared.batch
         )
-
-    @property
-    def listener_name(self) -> str:
-        """The listener that accepted it."""
-        return self._shared.listener_name
 
     # ---- states ----
 

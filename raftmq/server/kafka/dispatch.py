@@ -197,7 +197,7 @@ class Dispatcher:
             version,
             correlation_id,
             header.client_id,
-            connection.principal,
+            connection.caller,
             started_ms,
         )
         try:

@@ -19,6 +19,7 @@ import trio
 
 from raftmq.logs import RateLimitedLog
 from raftmq.runtime.loop import LoopBudget
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.connection import Begin, Connection, Shared
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits, TokenBucket, canonical_host
@@ -211,7 +212,7 @@ class ClientPort:
         connection_id = self._next_id
         host = _host(peer)
         closed = partial(self._closed, connection_id, host)
-        connection = Connection(sock, peer, self.shared, closed)
+        connection = Connection(sock, peer, self.shared, closed, Caller(host=host))
         self.connections[connection_id] = connection
         self._hosts[host] = self._hosts.get(host, 0) + 1
         self.metrics.connections += 1

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.leader_waits import Hold
 
 
@@ -20,13 +21,8 @@ class ClientConnection(Protocol):
     peer: str
     """Address and port of the client."""
     hold: Hold
-    principal: str | None
-    """The authenticated client; None while clients need not authenticate."""
-
-    @property
-    def listener_name(self) -> str:
-        """The listener that accepted it."""
-        ...
+    caller: Caller
+    """Who its requests come from, at the moment."""
 
 
 @frozen(slots=True, eq=False)
@@ -38,19 +34,24 @@ class RequestContext:
     api_version: int
     correlation_id: int
     client_id: str | None
-    principal: str | None
+    caller: Caller
     received_ms: float
     """Monotonic time at which it was begun; its timeouts count from there."""
 
     @property
     def host(self) -> str:
         """Address of the client."""
-        return self.connection.peer.rpartition(":")[0]
+        return self.caller.host
+
+    @property
+    def principal(self) -> str:
+        """Whom the client is, `User:ANONYMOUS` where it did not say."""
+        return self.caller.principal
 
     @property
     def listener_name(self) -> str:
         """The listener by which it came."""
-        return self.connection.listener_name
+        return self.caller.listener
 
     @property
     def hold(self) -> Hold:

@@ -20,6 +20,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import FileSpan
 from raftmq.ports import DiskError, File
 from raftmq.runtime.disk import RealDisk
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.connection import SCRATCH_BYTES, Connection, Shared
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
@@ -102,7 +103,7 @@ async def connected(broker: FakeBroker, limits: Limits | None = None) -> AsyncIt
     served = trio.Event()
     sock = trio.socket.from_stdlib_socket(theirs)
     async with port.served() as nursery:
-        connection = Connection(ours, "test:1", shared, served.set)
+        connection = Connection(ours, "test:1", shared, served.set, Caller(host="test"))
         connection.open()
         try:
             yield Client(sock, connection, shared, served)

@@ -10,6 +10,7 @@ from attrs.exceptions import FrozenInstanceError
 
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, encode_request, encode_request_header
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.request_context import RequestContext
@@ -38,8 +39,8 @@ class Asked:
         return {**ANSWER, "topics": []}
 
 
-def connected(world: World, peer: str, principal: str | None = None) -> Any:
-    fields = {"peer": peer, "hold": Hold(), "principal": principal, "on_close": {}}
+def connected(world: World, peer: str, caller: Caller) -> Any:
+    fields = {"peer": peer, "hold": Hold(), "caller": caller, "on_close": {}}
     return SimpleNamespace(**{**vars(world.connection), **fields})
 
 
@@ -57,14 +58,14 @@ def test_each_request_keeps_its_own_facts() -> None:
     world = World()
     handler = Asked()
     dispatcher = Dispatcher(world.broker, {ApiKey.LIST_PARTITION_REASSIGNMENTS: handler})
-    first = connected(world, "10.0.0.1:1", "User:a")
-    second = connected(world, "[::1]:2")
+    first = connected(world, "10.0.0.1:1", Caller("User:a", "10.0.0.1", "SECURE"))
+    second = connected(world, "[::1]:2", Caller(host="[::1]"))
     known = set(vars(world.broker))
     began_ms = world.bench.clock.now_ms
     asked(dispatcher, first, 7, "one")
     world.bench.sleep(5)
     asked(dispatcher, second, 8, "two")
-    first.principal = "User:b"  # which later requests of it have
+    first.caller = Caller("User:b", "10.0.0.1", "SECURE")  # which later requests of it have
     for wait in handler.waits:
         wait.resolve(None)
     world.bench.sleep(5)
@@ -73,16 +74,16 @@ def test_each_request_keeps_its_own_facts() -> None:
     assert (one.connection, one.host, one.client_id) == (first, "10.0.0.1", "one")
     assert (two.connection, two.host, two.client_id) == (second, "[::1]", "two")
     assert (one.hold, two.hold) == (first.hold, second.hold)
-    assert (one.principal, two.principal) == ("User:a", None)
+    assert (one.principal, two.principal) == ("User:a", "User:ANONYMOUS")
     assert (one.correlation_id, two.correlation_id) == (7, 8)
     assert (one.received_ms, two.received_ms) == (began_ms, began_ms + 5)
     assert {context.api_version for context in handler.after} == {0}
-    assert {context.listener_name for context in handler.after} == {"CLIENT"}
+    assert (one.listener_name, two.listener_name) == ("SECURE", "PLAINTEXT")
     assert set(vars(world.broker)) == known, "nothing of a request is kept there"
 
 
 def test_a_context_is_frozen() -> None:
     world = World()
-    context = RequestContext(world.connection, 3, 12, 1, "c", None, 0.0)
+    context = RequestContext(world.connection, 3, 12, 1, "c", Caller(), 0.0)
     with pytest.raises(FrozenInstanceError):
-        context.principal = "User:x"  # type: ignore[misc]
+        context.caller = Caller("User:x")  # type: ignore[misc]

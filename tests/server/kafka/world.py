@@ -50,6 +50,7 @@ from raftmq.protocol.produce import (
 from raftmq.raft.membership import Configuration
 from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.replies import Pieces
@@ -166,10 +167,9 @@ def context_of(
     api: ApiKey, version: int, client_id: str = "client", host: str = "10.0.0.9"
 ) -> RequestContext:
     """Of a request whose handler is called by a test."""
-    connection: Any = SimpleNamespace(
-        peer=f"{host}:5555", hold=Hold(), principal=None, listener_name="CLIENT"
-    )
-    return RequestContext(connection, int(api), version, 1, client_id, None, 0.0)
+    caller = Caller(host=host)
+    connection: Any = SimpleNamespace(peer=f"{host}:5555", hold=Hold(), caller=caller)
+    return RequestContext(connection, int(api), version, 1, client_id, caller, 0.0)
 
 
 class World:
@@ -213,8 +213,7 @@ class World:
             peer="10.0.0.9:5555",
             on_close={},
             hold=Hold(),
-            principal=None,
-            listener_name="CLIENT",
+            caller=Caller(host="10.0.0.9"),
             replies=SimpleNamespace(bar=lambda: None, unbar=lambda: None),
         )
         self._correlation_id = 0
