@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,16 @@ METADATA_ENGINES: Final = ("raft", "pysyncobj")
 LOG_FORMATS: Final = ("console", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")
+PLAINTEXT: Final = "PLAINTEXT"
+"""The name of the listener that `client_listener` is."""
+PROTOCOLS: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""Kafka's names of what a listener speaks."""
+SERVED_PROTOCOLS: Final = (PLAINTEXT,)
+"""Those that this version can speak."""
+CLIENT_CERTIFICATES: Final = ("off", "wanted", "required")
+"""Whether clients of a listener show certificates: none are asked for; those that are shown must
+be trusted; nobody comes in without one."""
+_LISTENER_NAME: Final = re.compile(r"[A-Z0-9_-]{1,32}")
 
 NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
@@ -67,6 +78,54 @@ class PeerAddress:
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.id}@{self.host}:{self.port}"
+
+
+@frozen(slots=True, kw_only=True)
+class ClientListener:
+    """One port for clients: a table `[listeners.NAME]` of a node's file.
+
+    Attributes:
+        name: in capitals; clients that come by it are told addresses of this name alone.
+        address: where it listens.
+        advertised: the address that clients are told; None: `address`.
+        protocol: one of `PROTOCOLS`.
+        certificate_file: PEM, the node's certificate and those between it and the CA.
+        key_file: PEM, its private key.
+        key_password_file: what that key is encrypted with; None: it is not.
+        client_certificates: one of `CLIENT_CERTIFICATES`.
+        client_ca_file: PEM, the CAs whose clients are trusted.
+    """
+
+    name: str
+    address: Address
+    advertised: Address | None = None
+    protocol: str = PLAINTEXT
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    key_password_file: Path | None = None
+    client_certificates: str = "off"
+    client_ca_file: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.protocol}://{self.address}"
+
+    @property
+    def told_address(self) -> Address:
+        """The address that clients are told."""
+        return self.advertised or self.address
+
+    @property
+    def has_tls(self) -> bool:
+        """True when every byte of it is encrypted."""
+        return self.protocol.endswith("SSL")
+
+    @property
+    def has_sasl(self) -> bool:
+        """True when its clients authenticate by SASL."""
+        return self.protocol.startswith("SASL_")
+
 
 def _key(doc: str, **kwargs: Any) -> Any:
     return field(metadata={"doc": doc}, **kwargs)
@@ -85,8 +144,17 @@ class NodeConfig:
         "Failure domain of this node; replicas of a partition are spread over racks.", default=None
     )
     data: Path = _key("Folder of this node's data; made when absent.", converter=Path)
-    client_listener: Address = _key(
-        "Where Kafka clients connect.", default=Address("127.0.0.1", 9092)
+    client_listener: Address | None = _key(
+        "Where Kafka clients connect: the listener PLAINTEXT. Beside `listeners` there is none "
+        "unless this key is set.",
+        default=Address("127.0.0.1", 9092),
+    )
+    listeners: tuple[ClientListener, ...] = _key(
+        "Other ports for Kafka clients, a table `[listeners.NAME]` each: address, advertised, "
+        "protocol (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL), and where it is encrypted "
+        "certificate_file, key_file, key_password_file, client_certificates (off, wanted, "
+        "required) and client_ca_file.",
+        factory=tuple,
     )
     peer_listener: Address = _key("Where other nodes connect.", default=Address("127.0.0.1", 9192))
     admin_listener: Address = _key(
@@ -267,9 +335,13 @@ class NodeConfig:
         A key with its default value is left out, as not set.
         """
         settings = {
-            "advertised.listeners": f"PLAINTEXT://{self.client_address}",
+            "advertised.listeners": ",".join(
+                f"{each.name}://{each.told_address}" for each in self.client_listeners
+            ),
             "broker.id": str(self.node_id),
-            "listeners": f"PLAINTEXT://{self.client_listener}",
+            "listeners": ",".join(
+                f"{each.name}://{each.address}" for each in self.client_listeners
+            ),
             "log.dirs": str(self.data),
             "node.id": str(self.node_id),
             "raftmq.admin.listener": str(self.admin_address),
@@ -282,9 +354,19 @@ class NodeConfig:
         return {**settings, **self.defaults}
 
     @property
+    def client_listeners(self) -> tuple[ClientListener, ...]:
+        """All ports for clients, `client_listener` first; at least one."""
+        if self.client_listener is None:
+            return self.listeners
+        plain = ClientListener(
+            name=PLAINTEXT, address=self.client_listener, advertised=self.advertised_client
+        )
+        return (plain, *self.listeners)
+
+    @property
     def client_address(self) -> Address:
-        """The address that clients are told."""
-        return self.advertised_client or self.client_listener
+        """The address that clients of the first listener are told."""
+        return self.client_listeners[0].told_address
 
     @property
     def peer_address(self) -> Address:
@@ -374,7 +456,10 @@ def load_config(
     for name, attribute in known.items():
         if attribute.default is attrs.NOTHING and name not in values:
             raise ConfigError(f"key {name!r} is missing: {attribute.metadata['doc']}")
-    return NodeConfig(**{k: _read(k, value, origins.get(k, "")) for k, value in values.items()})
+    read = {k: _read(k, value, origins.get(k, "")) for k, value in values.items()}
+    if read.get("listeners"):
+        read.setdefault("client_listener", None)  # its default is for files that name no listener
+    return NodeConfig(**read)
 
 
 _ADDRESSES: Final = frozenset(
@@ -399,6 +484,8 @@ def _read(name: str, value: Any, origin: str) -> Any:
             return value if isinstance(value, Address) else Address.parse(str(value))
         if name == "peers":
             return _read_peers(value)
+        if name == "listeners":
+            return _read_listeners(value)
         if name == "defaults":
             return _read_defaults(value)
         if name == "data":
@@ -483,6 +570,76 @@ def _read_peers(value: Any) -> tuple[PeerAddress, ...]:
     return tuple(sorted(peers, key=lambda peer: peer.id))
 
 
+def _read_listeners(value: Any) -> tuple[ClientListener, ...]:
+    table = _parsed(value)
+    if isinstance(table, tuple):
+        return table
+    if not isinstance(table, Mapping):
+        raise ConfigError("a table of names, each with an address and a protocol")
+    return tuple(_read_listener(str(name).upper(), row) for name, row in table.items())
+
+
+def _read_listener(name: str, row: Any) -> ClientListener:
+    if not _LISTENER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a listener: letters, digits, - and _, up to 32")
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{name} is a table with an address and a protocol")
+    known = [attribute.name for attribute in attrs.fields(ClientListener)][1:]
+    values: dict[str, Any] = {}
+    for key, text in row.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{name} takes {', '.join(known)}, not {key!r}{hint}")
+        if key in ("address", "advertised"):
+            values[key] = Address.parse(str(text))
+        elif key.endswith("_file"):
+            values[key] = Path(str(text)).expanduser()
+        else:
+            values[key] = str(text)
+    for key in ("address", "protocol"):
+        if key not in values:
+            raise ConfigError(f"{name}: {key!r} is missing")
+    return ClientListener(name=name, **values)
+
+
+def _check_listeners(config: NodeConfig) -> None:
+    names = [listener.name for listener in config.client_listeners]
+    if not names:
+        raise ConfigError("key 'listeners': clients need at least one")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"key 'listeners': {PLAINTEXT} is client_listener already")
+    if config.advertised_client is not None and config.client_listener is None:
+        raise ConfigError("key 'advertised_client': there is no client_listener")
+    for listener in config.listeners:
+        try:
+            _check_listener(listener)
+        except ConfigError as error:
+            raise ConfigError(f"key 'listeners': {listener.name}: {error}") from None
+
+
+def _check_listener(listener: ClientListener) -> None:
+    if listener.protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol is one of {', '.join(PROTOCOLS)}, not {listener.protocol!r}")
+    if listener.protocol not in SERVED_PROTOCOLS:
+        raise ConfigError(f"protocol {listener.protocol} cannot be served by this version")
+    if listener.client_certificates not in CLIENT_CERTIFICATES:
+        raise ConfigError(f"client_certificates is one of {', '.join(CLIENT_CERTIFICATES)}")
+    files = [name for name in attrs.fields_dict(ClientListener) if name.endswith("_file")]
+    if not listener.has_tls:
+        for name in files:
+            if getattr(listener, name) is not None:
+                raise ConfigError(f"{name}: protocol {listener.protocol} has no certificates")
+        if listener.client_certificates != "off":
+            raise ConfigError(f"client_certificates: {listener.protocol} has none")
+        return
+    for name in ("certificate_file", "key_file"):
+        if getattr(listener, name) is None:
+            raise ConfigError(f"protocol {listener.protocol} needs {name}")
+    if (listener.client_ca_file is None) != (listener.client_certificates == "off"):
+        raise ConfigError("client_ca_file goes with client_certificates 'wanted' or 'required'")
+
+
 _POSITIVE: Final = (
     "tick_ms",
     "election_ticks",
@@ -531,6 +688,7 @@ def _check(config: NodeConfig) -> None:
         if isinstance(value, int) and value < 0:
             raise ConfigError(f"key {attribute.name!r}: must not be negative")
     connections_per_ip(config.connections_per_ip_overrides)
+    _check_listeners(config)
     _check_told(config)
 
 
@@ -559,9 +717,15 @@ def _check_told(config: NodeConfig) -> None:
         name = f"advertised_{port}"
         if getattr(config, name) is None:
             name = f"{port}_listener"
-        address: Address = getattr(config, name)
-        if address.host in _EVERY_ADDRESS:
+        address: Address | None = getattr(config, name)
+        if address is not None and address.host in _EVERY_ADDRESS:
             raise ConfigError(
                 f"key {name!r}: {address.host} is every address of this machine; "
                 f"say in advertised_{port} which one {who} are told"
+            )
+    for listener in config.listeners:
+        if listener.told_address.host in _EVERY_ADDRESS:
+            raise ConfigError(
+                f"key 'listeners': {listener.name}: {listener.told_address.host} is every address "
+                "of this machine; say in advertised which one clients are told"
             )

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.config import Address, ConfigError, PeerAddress, documented_keys, load_config
+from raftmq.config import (
+    Address,
+    ClientListener,
+    ConfigError,
+    PeerAddress,
+    documented_keys,
+    load_config,
+)
 
 GOOD = """
 node_id = 2
@@ -133,6 +140,78 @@ def test_a_listener_of_every_address_needs_one_to_tell() -> None:
     assert load_config(text + "advertised_client='a.example:9092'").client_address == Address(
         "a.example", 9092
     )
+
+
+# ---- listeners ----
+
+NODE = "node_id = 1\ndata = 'd'\n"
+INSIDE = "[listeners.inside]\naddress = '127.0.0.1:9094'\nprotocol = 'PLAINTEXT'\n"
+
+
+def test_a_node_without_listeners_has_one_for_clients() -> None:
+    (one,) = load_config(NODE + "advertised_client = 'a.example:1'\n").client_listeners
+    assert one == ClientListener(
+        name="PLAINTEXT",
+        address=Address("127.0.0.1", 9092),
+        advertised=Address("a.example", 1),
+    )
+    assert (one.has_tls, one.has_sasl, one.told_address) == (False, False, Address("a.example", 1))
+
+
+def test_listeners_stand_beside_the_client_listener_that_is_set_and_for_the_one_that_is_not() -> (
+    None
+):
+    config = load_config(NODE + "client_listener = '127.0.0.1:9092'\n" + INSIDE)
+    assert [one.name for one in config.client_listeners] == ["PLAINTEXT", "INSIDE"]
+    assert config.client_listeners[1].told_address == Address("127.0.0.1", 9094)
+    assert (
+        config.kafka_settings["listeners"] == "PLAINTEXT://127.0.0.1:9092,INSIDE://127.0.0.1:9094"
+    )
+    alone = load_config(NODE + INSIDE + "advertised = 'n1.example:9094'\n")
+    assert [one.name for one in alone.client_listeners] == ["INSIDE"]
+    assert alone.client_address == Address("n1.example", 9094)
+    assert alone.kafka_settings["advertised.listeners"] == "INSIDE://n1.example:9094"
+
+
+def test_listeners_come_as_json_in_variables() -> None:
+    table = '{"x": {"address": "127.0.0.1:1", "protocol": "PLAINTEXT"}}'
+    config = load_config(NODE, environment={"RAFTMQ_LISTENERS": table})
+    assert [(one.name, one.address.port) for one in config.client_listeners] == [("X", 1)]
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("listeners = 3", "a table of names"),
+        ("[listeners]\nx = 3", "X is a table"),
+        ("[listeners.'a b']\naddress = 'a:1'", "'A B' is no name"),
+        ("[listeners.x]\nadress = 'a:1'", "did you mean 'address'"),
+        ("[listeners.x]\naddress = 'a:1'", "X: 'protocol' is missing"),
+        ("[listeners.x]\nprotocol = 'PLAINTEXT'", "X: 'address' is missing"),
+        ("[listeners.x]\naddress = '1'\nprotocol = 'PLAINTEXT'", "is not host:port"),
+        (
+            "[listeners.x]\naddress = 'a:1'\nprotocol = 'TLS'",
+            "X: protocol is one of PLAINTEXT, SSL",
+        ),
+        ("[listeners.x]\naddress = '0.0.0.0:1'\nprotocol = 'PLAINTEXT'", "say in advertised"),
+        (
+            "[listeners.x]\naddress = 'a:1'\nprotocol = 'PLAINTEXT'\nkey_file = 'k'",
+            "key_file: protocol PLAINTEXT has no certificates",
+        ),
+        (
+            "[listeners.x]\naddress='a:1'\nprotocol='PLAINTEXT'\nclient_certificates='required'",
+            "client_certificates: PLAINTEXT has none",
+        ),
+        (
+            "client_listener = 'a:1'\n" + INSIDE.replace("inside", "plaintext"),
+            "PLAINTEXT is client_listener already",
+        ),
+        ("advertised_client = 'a:1'\n" + INSIDE, "there is no client_listener"),
+    ],
+)
+def test_refusals_of_listeners_name_what_is_wrong(table: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(NODE + table)
 
 
 def test_every_key_is_documented() -> None:

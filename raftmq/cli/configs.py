@@ -468,7 +468,7 @@ def _as_value(value: object) -> object:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, tuple):
-        return [f"{p.id}@{p.host}:{p.port}" for p in value]
+        return [str(each) for each in value]
     if isinstance(value, Mapping):
         return dict(value)
     return str(value)

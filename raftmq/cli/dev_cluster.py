@@ -383,7 +383,7 @@ def _plans_of_nodes(folder: Path) -> list[NodePlan]:
             continue  # damaged too: its data must do
         plans[node_id] = NodePlan(
             node_id,
-            config.client_listener.port,
+            config.client_listeners[0].address.port,
             config.peer_listener.port,
             config.admin_listener.port,
             str(config.data),

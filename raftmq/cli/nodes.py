@@ -181,7 +181,8 @@ def _nodes(told: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(node: dict[str, Any]) -> tuple[object, ...]:
-    host, _, port = node.get("client_address", "").rpartition(":")
+    others = (node[key] for key in sorted(node) if key.startswith("client."))
+    host, _, port = (node.get("client_address") or next(others, "")).rpartition(":")
     return (
         node["node_id"],
         host or None,

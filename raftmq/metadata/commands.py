@@ -26,6 +26,7 @@ from uuid import UUID
 
 import msgspec
 
+from raftmq.config import PLAINTEXT
 from raftmq.errors import AheadError, ErrorCode, RaftmqError
 from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
 from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
@@ -87,11 +88,17 @@ class NodeState(StrEnum):
 
 
 class Endpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a broker listens: `name` is client, peer or admin."""
+    """Where a broker listens: `name` is peer, admin, or that of a client listener."""
 
     name: str
     host: str
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+def client_endpoint(listener: str) -> str:
+    """The name of the endpoint that is a client listener. That of a node with one port for clients
+    is what it was before there were others."""
+    return "client" if listener == PLAINTEXT else f"client.{listener}"
 
 
 # ---- brokers ----

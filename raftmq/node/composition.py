@@ -29,7 +29,7 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.broker_messages import PartitionSize
-from raftmq.metadata.commands import Endpoint, FeatureUpdate, NodeState
+from raftmq.metadata.commands import Endpoint, FeatureUpdate, NodeState, client_endpoint
 from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.features import (
@@ -395,11 +395,8 @@ class NodeCore:
 
     def _info(self) -> BrokerInfo:
         config, folder = self.config, self.plane.folder
-        addresses = {
-            "client": config.client_address,
-            "peer": config.peer_address,
-            "admin": config.admin_address,
-        }
+        clients = {client_endpoint(one.name): one.told_address for one in config.client_listeners}
+        addresses = {**clients, "peer": config.peer_address, "admin": config.admin_address}
         return BrokerInfo(
             replica_id=ReplicaId(self.node_id, folder.storage_id),
             cluster_id=config.cluster_id,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from random import Random
 from typing import Final
@@ -35,7 +35,7 @@ from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
-from raftmq.server.kafka.listener import ClientPort
+from raftmq.server.kafka.listener import ClientPort, Listening
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -66,12 +66,12 @@ class Node(NodeCore):
     def __init__(
         self,
         config: NodeConfig,
-        client_sock: socket.socket,
+        client_socks: Sequence[socket.socket],
         peer_sock: socket.socket,
         admin_sock: socket.socket,
     ) -> None:
         super().__init__(config)
-        self._client_sock = client_sock
+        self._client_socks = tuple(client_socks)
         self._peer_sock = peer_sock
         self._admin_sock = admin_sock
         self._stopping = trio.Event()
@@ -110,7 +110,7 @@ class Node(NodeCore):
                 nursery.start_soon(self.live)
                 await nursery.start(run_deadlines, self.deadlines, self.plane.clock)
                 await self.until_ready()
-                await nursery.start(self.port.serve, self._client_sock)
+                await nursery.start(self.port.serve, self._listening())
                 self.is_serving = True
                 logger.info("ready", client=str(config.client_address))
                 on_ready()
@@ -249,6 +249,13 @@ class Node(NodeCore):
             connection_idle_ms=config.connection_idle_ms,
             socket_send_bytes=config.socket_send_bytes,
         )
+
+    def _listening(self) -> list[Listening]:
+        listeners = self.config.client_listeners
+        return [
+            Listening(sock, listener.name)
+            for sock, listener in zip(self._client_socks, listeners, strict=True)
+        ]
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread, so that heartbeats go on: the import is

@@ -20,7 +20,7 @@ import attrs
 import trio
 from attrs import frozen
 
-from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.config import ConfigError, NodeConfig
 from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
 from raftmq.metadata.configs import check_static_configs
@@ -55,13 +55,14 @@ logger = structlog.get_logger("raftmq.node")
 class Listeners:
     """The bound sockets of a node; a parent may bind them before it forks."""
 
-    client: socket.socket
     peer: socket.socket
     admin: socket.socket
+    clients: tuple[socket.socket, ...]
+    """In the order of `NodeConfig.client_listeners`."""
 
     def close(self) -> None:
-        """Close all three."""
-        for sock in (self.client, self.peer, self.admin):
+        """Close all of them."""
+        for sock in (self.peer, self.admin, *self.clients):
             sock.close()
 
 
@@ -76,15 +77,19 @@ def open_listeners(config: NodeConfig) -> Listeners:
         ListenError: an address is taken, or is not of this machine.
     """
     opened: list[socket.socket] = []
-    for key in ("client_listener", "peer_listener", "admin_listener"):
-        address: Address = getattr(config, key)
+    wanted = [("peer_listener", config.peer_listener), ("admin_listener", config.admin_listener)]
+    for listener in config.client_listeners:
+        is_table = listener in config.listeners
+        key = f"listeners.{listener.name}" if is_table else "client_listener"
+        wanted.append((key, listener.address))
+    for key, address in wanted:
         try:
             opened.append(open_listen_socket(address.host, address.port))
         except OSError as error:
             for sock in opened:
                 sock.close()
             raise ListenError(f"{key}: cannot listen on {address}: {error.strerror}") from error
-    return Listeners(*opened)
+    return Listeners(opened[0], opened[1], tuple(opened[2:]))
 
 
 def run_node(
@@ -188,7 +193,7 @@ def grow_descriptor_table(limit: int) -> None:
 async def _run(config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None]) -> int:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            node = Node(config, listeners.client, listeners.peer, listeners.admin)
+            node = Node(config, listeners.clients, listeners.peer, listeners.admin)
 
             async def watch_signals() -> None:
                 async for number in signals:

@@ -46,6 +46,16 @@ def test_a_configuration_is_explained(
     assert rows["tick_ms"] == {"Key": "tick_ms", "Value": 30, "Source": "RAFTMQ_TICK_MS"}
 
 
+def test_peers_and_listeners_are_told_in_one_line_each(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    listener = "[listeners.inside]\naddress = '127.0.0.1:1'\nprotocol = 'PLAINTEXT'\n"
+    file.write_text(NODE + "peers = [{id = 3, host = 'a', port = 2}]\n" + listener)
+    done = call("config", "check", str(file), "--json", "--no-environment")
+    rows = {row["Key"]: row["Value"] for row in json.loads(done.stdout)}
+    assert rows["peers"] == ["3@a:2"]
+    assert rows["listeners"] == ["INSIDE=PLAINTEXT://127.0.0.1:1"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

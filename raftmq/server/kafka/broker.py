@@ -23,7 +23,7 @@ from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
-from raftmq.metadata.commands import AllocateProducerIds, ProducerIds
+from raftmq.metadata.commands import AllocateProducerIds, ProducerIds, client_endpoint
 from raftmq.metadata.configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.image import (
@@ -355,28 +355,37 @@ class Broker:
                 return NO_LEADER
         return leader
 
-    def endpoint(self, broker: BrokerImage) -> NodeEndpoint | None:
-        """Where a broker listens for clients."""
-        address = broker.endpoint("client")
+    def endpoint(self, broker: BrokerImage, listener: str) -> NodeEndpoint | None:
+        """Where a broker listens for clients that came by the listener of that name."""
+        address = broker.endpoint(client_endpoint(listener))
         if address is None:
             return None
         return NodeEndpoint(broker.node_id, address.host, address.port, broker.rack)
 
-    def endpoints(self, node_ids: Iterable[int]) -> list[NodeEndpoint]:
-        """Where these brokers listen for clients; unknown ones are left out."""
+    def endpoints(self, node_ids: Iterable[int], listener: str) -> list[NodeEndpoint]:
+        """Where these brokers listen for clients of that listener; unknown ones are left out, and
+        those without it."""
         brokers = self.image.brokers
         found = []
         for node_id in sorted(set(node_ids)):
             broker = brokers.get(NodeId(node_id))
-            endpoint = None if broker is None else self.endpoint(broker)
+            endpoint = None if broker is None else self.endpoint(broker, listener)
             if endpoint is not None:
                 found.append(endpoint)
         return found
 
-    def live_endpoints(self) -> list[NodeEndpoint]:
-        """Where the live brokers listen for clients."""
-        found = (self.endpoint(broker) for broker in self.image.live_brokers())
+    def live_endpoints(self, listener: str) -> list[NodeEndpoint]:
+        """Where the live brokers listen for clients of that listener."""
+        found = (self.endpoint(broker, listener) for broker in self.image.live_brokers())
         return [endpoint for endpoint in found if endpoint is not None]
+
+    def out_of_reach(self, listener: str) -> frozenset[int]:
+        """Live brokers that have no listener of that name: its clients cannot go there."""
+        return frozenset(
+            int(broker.node_id)
+            for broker in self.image.live_brokers()
+            if self.endpoint(broker, listener) is None
+        )
 
     @property
     def controller_id(self) -> int:

@@ -11,10 +11,10 @@ from typing import Final
 
 from attrs import frozen
 
+from raftmq.config import PLAINTEXT
+
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of every client that did not authenticate, as Kafka names it."""
-PLAINTEXT: Final = "PLAINTEXT"
-"""The listener of a node whose configuration names none (`client_listener`)."""
 
 
 @frozen(slots=True)

@@ -1,4 +1,5 @@
-"""The client port: accepts connections, bounds their number, hangs up on stalled ones.
+"""The client port: accepts connections by all listeners, bounds their number, hangs up on stalled
+ones.
 
 Running out of file descriptors must not end the port nor spin: the loop waits and accepts again.
 A connection above the limit is accepted and closed, so that the client sees an end, not a hang.
@@ -9,14 +10,16 @@ from __future__ import annotations
 import errno
 import resource
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
 import structlog
 import trio
+from attrs import frozen
 
+from raftmq.config import PLAINTEXT
 from raftmq.logs import RateLimitedLog
 from raftmq.runtime.loop import LoopBudget
 from raftmq.server.kafka.caller import Caller
@@ -63,6 +66,14 @@ def open_listen_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
+@frozen(slots=True)
+class Listening:
+    """One listener of a node, and the socket by which it accepts."""
+
+    sock: socket.socket
+    name: str = PLAINTEXT
+
+
 class ClientPort:
     """Accepts and keeps client connections."""
 
@@ -90,22 +101,27 @@ class ClientPort:
 
     async def serve(
         self,
-        listen_sock: socket.socket,
+        listening: Sequence[Listening],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept until cancelled; closes the listening socket and every connection then."""
-        listen_sock.setblocking(False)
+        """Accept until cancelled; closes the listening sockets and every connection then."""
+        for listener in listening:
+            listener.sock.setblocking(False)
+        rate = self.limits.connection_creation_rate_max
+        pace = TokenBucket(lambda: trio.current_time() * 1e3, rate, rate)
         try:
             async with self.served() as nursery:
                 nursery.start_soon(self._sweep)
                 task_status.started()
                 with self._accepting:
-                    await self._accept_forever(listen_sock)
-                _close_listener(listen_sock)
+                    async with trio.open_nursery() as accepting:
+                        for listener in listening:
+                            accepting.start_soon(self._accept_forever, listener, pace)
+                _close_all(listening)
                 await trio.sleep_forever()
         finally:
-            _close_listener(listen_sock)
+            _close_all(listening)
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[trio.Nursery]:
@@ -143,13 +159,13 @@ class ClientPort:
         for connection in list(self.connections.values()):
             connection.close()
 
-    async def _accept_forever(self, listen_sock: socket.socket) -> None:
+    async def _accept_forever(self, listener: Listening, pace: TokenBucket) -> None:
         answered = 0
+        listen_sock = listener.sock
         rate = self.limits.connection_creation_rate_max
         descriptors_max = (
             resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self.limits.descriptors_reserved
         )
-        pace = TokenBucket(lambda: trio.current_time() * 1e3, rate, rate)
         while True:
             try:
                 sock, address = listen_sock.accept()
@@ -164,7 +180,7 @@ class ClientPort:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 continue  # this one client is gone already (ECONNABORTED and its kin)
-            self._take(sock, _peer_name(address), descriptors_max)
+            self._take(sock, _peer_name(address), listener.name, descriptors_max)
             answered += 1
             if rate and (wait_ms := pace.wait_ms()):
                 self.metrics.refuse("connection_creation_rate_max")
@@ -172,12 +188,12 @@ class ClientPort:
             elif answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
 
-    def _take(self, sock: socket.socket, peer: str, descriptors_max: int) -> None:
+    def _take(self, sock: socket.socket, peer: str, listener: str, descriptors_max: int) -> None:
         """Serve a client that was accepted, or refuse it."""
         try:
             bound = self._full(sock, _host(peer), descriptors_max)
             if bound is None:
-                self.adopt(sock, peer)
+                self.adopt(sock, peer, listener)
                 return
             self.metrics.connections_refused += 1
             self.metrics.refuse(bound)
@@ -202,7 +218,7 @@ class ClientPort:
             return "connections_per_ip_max"
         return None
 
-    def adopt(self, sock: socket.socket, peer: str) -> Connection:
+    def adopt(self, sock: socket.socket, peer: str, listener: str = PLAINTEXT) -> Connection:
         """Serve a connected socket from now on."""
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -212,7 +228,8 @@ class ClientPort:
         connection_id = self._next_id
         host = _host(peer)
         closed = partial(self._closed, connection_id, host)
-        connection = Connection(sock, peer, self.shared, closed, Caller(host=host))
+        caller = Caller(host=host, listener=listener)
+        connection = Connection(sock, peer, self.shared, closed, caller)
         self.connections[connection_id] = connection
         self._hosts[host] = self._hosts.get(host, 0) + 1
         self.metrics.connections += 1
@@ -266,10 +283,11 @@ def _host(peer: str) -> str:
     return peer.rpartition(":")[0]
 
 
-def _close_listener(listen_sock: socket.socket) -> None:
-    if listen_sock.fileno() >= 0:
-        trio.lowlevel.notify_closing(listen_sock)
-        listen_sock.close()
+def _close_all(listening: Iterable[Listening]) -> None:
+    for listener in listening:
+        if listener.sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(listener.sock)
+            listener.sock.close()
 
 
 def _local_send_bytes(sock: socket.socket) -> int:

@@ -21,7 +21,7 @@ from raftmq.server.kafka.connection import Connection, Shared
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.handlers.fetch import ParkedFetch, Reading
 from raftmq.server.kafka.limits import Limits
-from raftmq.server.kafka.listener import ClientPort, open_listen_socket
+from raftmq.server.kafka.listener import ClientPort, Listening, open_listen_socket
 from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.request_memory import RequestMemory
 from tests.server.kafka.ports import client_port
@@ -180,7 +180,7 @@ async def listening(sweeps: Sweeps) -> AsyncIterator[tuple[ClientPort, int]]:
     port = client_port(begin, Limits(), ServerCounts(), pause=sweeps.pause)
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         with trio.fail_after(20):
             yield port, sock.getsockname()[1]
         nursery.cancel_scope.cancel()

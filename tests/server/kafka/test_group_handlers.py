@@ -56,7 +56,7 @@ class FakeBroker:
     def coordinator(self) -> Any:
         return self.nodes.coordinators[self.node_id]
 
-    def endpoints(self, node_ids: list[NodeId]) -> list[Struct]:
+    def endpoints(self, node_ids: list[NodeId], _listener: str) -> list[Struct]:
         return [Struct(node_id=n, host=f"host{n}", port=9000 + n) for n in node_ids]
 
 

@@ -40,6 +40,7 @@ from raftmq.server.kafka.limits import Limits, canonical_host, resolve_overrides
 from raftmq.server.kafka.listener import (
     ACCEPTS_PER_PASS,
     LOCAL_SEND_BYTES,
+    Listening,
     open_listen_socket,
 )
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
@@ -132,7 +133,7 @@ async def test_who_comes_too_many_is_told_once_a_while(monkeypatch: pytest.Monke
     port = client_port(lambda *_: None, Limits(connections_max=1), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         number = sock.getsockname()[1]
         first = await trio.open_tcp_stream("127.0.0.1", number)
         with trio.fail_after(5):
@@ -163,7 +164,7 @@ async def test_a_storm_of_connections_leaves_room_for_others(room: int) -> None:
             caller.setblocking(False)
             caller.connect_ex(sock.getsockname())
             callers.append(caller)
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         with trio.fail_after(10):
             while metrics.connections_accepted + metrics.connections_refused < count:
                 turns += 1
@@ -268,7 +269,7 @@ async def test_single_addresses_have_their_own() -> None:
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         streams = []
         for host, accepted, refused in (
             ("127.0.0.1", 1, 0),
@@ -295,7 +296,7 @@ async def test_an_override_needs_no_number_for_all() -> None:
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         streams = [await call_from(host, number) for host in ("127.0.0.2", "127.0.0.1")]
         await until_counted(port.metrics, 1, 1)
         for stream in streams:
@@ -330,7 +331,7 @@ async def test_one_address_has_so_many_connections() -> None:
     call = partial(call_from, port=number)
     wait = partial(until_counted, port.metrics)
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         first, second, third = [await call("127.0.0.1") for _ in range(3)]
         await wait(2, 1)
         assert port.metrics.refusals == {"connections_per_ip_max": 1}
@@ -359,7 +360,7 @@ async def test_the_last_descriptors_are_not_for_clients(monkeypatch: pytest.Monk
     )
     port = client_port(lambda *_: None, Limits(descriptors_reserved=reserved), ServerCounts())
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         streams = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(20)]
         metrics = port.metrics
         with trio.fail_after(5):
@@ -378,7 +379,7 @@ async def test_connections_are_taken_at_a_pace(monkeypatch: pytest.MonkeyPatch) 
     sock = open_listen_socket("127.0.0.1", 0)
     number = sock.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         began = trio.current_time()
         streams = [await trio.open_tcp_stream("127.0.0.1", number) for _ in range(8)]
         with trio.fail_after(5):

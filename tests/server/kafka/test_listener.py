@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -18,8 +19,8 @@ from raftmq.runtime.loop import run_deadlines
 from raftmq.runtime.threads import Workers
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.limits import Limits
-from raftmq.server.kafka.listener import ClientPort, open_listen_socket
+from raftmq.server.kafka.limits import Limits, TokenBucket
+from raftmq.server.kafka.listener import ClientPort, Listening, open_listen_socket
 from raftmq.server.kafka.replies import ReplyBatch, Slot
 from tests.partition.fake_replica import FakeClock
 from tests.server.kafka.ports import NoReplicas, client_port
@@ -35,7 +36,7 @@ async def listening(limits: Limits | None = None) -> AsyncIterator[tuple[ClientP
     port = client_port(begin, limits or Limits(), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         yield port, sock.getsockname()[1]
         nursery.cancel_scope.cancel()
     assert port.connections == {}
@@ -109,9 +110,10 @@ async def test_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("raftmq.server.kafka.listener.ACCEPT_RETRY_S", 0.001)
     port = client_port(begin, Limits(), ServerCounts())
     sock = open_listen_socket("127.0.0.1", 0)
-    scarce = Scarce(sock)
+    scarce: Any = Scarce(sock)
+    pace = TokenBucket(lambda: 0.0, 0, 0)
     async with port.served() as nursery:
-        nursery.start_soon(port._accept_forever, scarce)
+        nursery.start_soon(port._accept_forever, Listening(scarce), pace)
         with trio.fail_after(5):
             stream = await trio.open_tcp_stream("127.0.0.1", sock.getsockname()[1])
             assert await call(stream)
@@ -243,7 +245,7 @@ async def test_a_port_that_drains_answers_what_it_began_and_hangs_up_cleanly() -
     number = sock.getsockname()[1]
     request = struct.pack(">ihhi", 8, 3, 0, 7)
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, sock)
+        await nursery.start(port.serve, [Listening(sock)])
         idle = await trio.open_tcp_stream("127.0.0.1", number)
         busy = await trio.open_tcp_stream("127.0.0.1", number)
         await busy.send_all(request * 3)  # the third is not begun: the pipeline is full

@@ -173,9 +173,11 @@ def describe_quorum(
         answer["nodes"] = [
             {
                 "node_id": node.node_id,
-                "listeners": [{"name": "CLIENT", "host": node.host, "port": node.port}],
+                "listeners": [
+                    {"name": context.listener_name, "host": node.host, "port": node.port}
+                ],
             }
-            for node in broker.endpoints(broker.metadata_voters())
+            for node in broker.endpoints(broker.metadata_voters(), context.listener_name)
         ]
     return answer
 

@@ -103,6 +103,7 @@ class Reading:
         "_ends",
         "_found",
         "_hold",
+        "_listener",
         "_may_wait",
         "_request",
         "_session",
@@ -125,6 +126,7 @@ class Reading:
         self._broker = broker
         self._version = context.api_version
         self._hold = context.hold
+        self._listener = context.listener_name
         self._request = request
         self._committed_only = request.isolation_level == READ_COMMITTED
         self._session = session
@@ -202,7 +204,7 @@ class Reading:
             if answer.current_leader is not None:
                 hinted.append(answer.current_leader.leader_id)
         if hinted and self._version >= ENDPOINTS_FROM:
-            response.node_endpoints = self._broker.endpoints(hinted)
+            response.node_endpoints = self._broker.endpoints(hinted, self._listener)
         return response
 
     def next_leaders(self) -> Promise[None] | None:

@@ -57,13 +57,15 @@ def handle_find_coordinator(
     broker: Broker, context: RequestContext, request: Struct
 ) -> Work[Struct]:
     """Answer FindCoordinator from this node's image."""
+    listener = context.listener_name
     if context.api_version >= _MANY_KEYS_FROM:
         kind = request.key_type
         found = yield from in_turns(
-            dict.fromkeys(request.coordinator_keys), lambda key: _coordinator(broker, kind, key)
+            dict.fromkeys(request.coordinator_keys),
+            lambda key: _coordinator(broker, kind, key, listener),
         )
         return Struct(coordinators=found)
-    one = _coordinator(broker, request.key_type, request.key)
+    one = _coordinator(broker, request.key_type, request.key, listener)
     return Struct(
         error_code=one.error_code,
         error_message=one.error_message,
@@ -73,7 +75,7 @@ def handle_find_coordinator(
     )
 
 
-def _coordinator(broker: Broker, key_type: int, key: str) -> Struct:
+def _coordinator(broker: Broker, key_type: int, key: str, listener: str) -> Struct:
     error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, "no live broker"
     if key_type == TRANSACTION_KEY and not broker.transactions.is_offered:
         # At most errors librdkafka and kafkajs ask again for ever; at this one they give up.
@@ -84,7 +86,7 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> Struct:
     else:
         is_group = key_type == GROUP_KEY
         node_id = broker.coordinator.find(key) if is_group else broker.transactions.find(key)
-        for endpoint in broker.endpoints([node_id]) if node_id is not None else ():
+        for endpoint in broker.endpoints([node_id], listener) if node_id is not None else ():
             return Struct(
                 key=key,
                 node_id=endpoint.node_id,

@@ -7,7 +7,7 @@ known: -1 makes librdkafka stop asking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -57,8 +57,8 @@ def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
     if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
         waits: Any = _next_leaders(broker, context, broker.image.topics_by_id())
         if waits is None:
-            return _answer(broker, version, request, None)
-        return chain(waits, lambda _: _answer(broker, version, request, None))
+            return _answer(broker, context, request, None)
+        return chain(waits, lambda _: _answer(broker, context, request, None))
     if len(wanted) > TURN_PARTITIONS:
         return _handle_many(broker, context, request)
     missing = [
@@ -77,13 +77,13 @@ def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
             # The controller knows the first leaders; this node may not have heard of them yet, and
             # librdkafka asks again no sooner than in two seconds.
             waits: Any = _next_leaders(broker, context, _known(broker, wanted))
-            return chain(waits, lambda _: _encoded(broker, version, request, wanted, codes))
+            return chain(waits, lambda _: _encoded(broker, context, request, wanted, codes))
 
         return chain(created, when_created)
     waits = _next_leaders(broker, context, _known(broker, wanted))
     if waits is None:
-        return _answer(broker, version, request, wanted)
-    return chain(waits, lambda _: _answer(broker, version, request, wanted))
+        return _answer(broker, context, request, wanted)
+    return chain(waits, lambda _: _answer(broker, context, request, wanted))
 
 
 def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Work[bytes | HangUp]:
@@ -118,7 +118,7 @@ def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Wo
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
     )
-    return (yield from _encode(broker, version, list(wanted.values()), flags, codes))
+    return (yield from _encode(broker, context, list(wanted.values()), flags, codes))
 
 
 def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
@@ -138,7 +138,7 @@ def _next_leaders(
 
 
 def _answer(
-    broker: Broker, version: int, request: Struct, wanted: list[Struct] | None
+    broker: Broker, context: RequestContext, request: Struct, wanted: list[Struct] | None
 ) -> bytes | HangUp | Promise[bytes]:
     """The answer, or HANG_UP where another node should be asked: else a client with one connection
     would be told the same old leader for as long as this node is cut off."""
@@ -148,12 +148,12 @@ def _answer(
             asked = _known(broker, wanted)
         if broker.misses_leaders(asked):
             return HANG_UP
-    return _encoded(broker, version, request, wanted, {})
+    return _encoded(broker, context, request, wanted, {})
 
 
 def _encoded(
     broker: Broker,
-    version: int,
+    context: RequestContext,
     request: Struct,
     wanted: list[Struct] | None,
     codes: dict[str, ErrorCode],
@@ -163,7 +163,13 @@ def _encoded(
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
     )
-    key = (version, names, flags, tuple(sorted(codes.items())))
+    key = (
+        context.api_version,
+        context.listener_name,
+        names,
+        flags,
+        tuple(sorted(codes.items())),
+    )
     cache = broker.metadata_answers
     state = broker.metadata_state
     body = cache.get(state, key)
@@ -172,7 +178,7 @@ def _encoded(
     under_way = cache.under_way(key)
     if under_way is not None:
         return under_way
-    result = broker.scheduler.run(_encode(broker, version, wanted, flags, codes))
+    result = broker.scheduler.run(_encode(broker, context, wanted, flags, codes))
     if isinstance(result, Promise):
         cache.begin(state, key, result)
     else:
@@ -182,12 +188,14 @@ def _encoded(
 
 def _encode(
     broker: Broker,
-    version: int,
+    context: RequestContext,
     wanted: list[Struct] | None,
     flags: tuple[bool, bool],
     codes: dict[str, ErrorCode],
 ) -> Work[bytes]:
     """Gather and encode; in short turns where there are many partitions."""
+    version, listener = context.api_version, context.listener_name
+    out_of_reach = broker.out_of_reach(listener)
     with_cluster_operations, with_topic_operations = flags
     operations = TOPIC_OPERATIONS if with_topic_operations else NO_OPERATIONS
     found: list[tuple[dict[str, Any], TopicImage | None]] = []
@@ -206,14 +214,14 @@ def _encode(
             continue
         partitions = row["partitions"] = []
         for partition in topic.partitions:
-            partitions.append(_partition(broker, topic, partition))
+            partitions.append(_partition(broker, topic, partition, out_of_reach))
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
     topics = [row for row, _ in found]
     message = {
         "throttle_time": 0,
-        "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints()],
+        "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints(listener)],
         "cluster_id": broker.cluster_id,
         "controller_id": broker.controller_id,
         "topics": topics,
@@ -293,11 +301,16 @@ def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
     }
 
 
-def _partition(broker: Broker, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+def _partition(
+    broker: Broker, topic: TopicImage, partition: PartitionImage, out_of_reach: Container[int]
+) -> dict[str, Any]:
     leader = broker.leader_of(topic.topic_id, partition.index)
     replicas = broker.shown_replicas(topic.topic_id, partition)
+    code = _LEADERLESS if leader.leader_id < 0 else ErrorCode.NONE
+    if leader.leader_id in out_of_reach:
+        code = ErrorCode.LISTENER_NOT_FOUND
     return {
-        "error_code": _LEADERLESS if leader.leader_id < 0 else ErrorCode.NONE,
+        "error_code": code,
         "partition_index": partition.index,
         "leader_id": leader.leader_id,
         "leader_epoch": leader.leader_epoch,
@@ -331,10 +344,11 @@ def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
 
 
 def describe_topic_partitions(
-    broker: Broker, _context: RequestContext, request: Struct
+    broker: Broker, context: RequestContext, request: Struct
 ) -> Work[dict[str, Any]]:
     """Answer DescribeTopicPartitions (KIP-966), page by page."""
     image = broker.image
+    out_of_reach = broker.out_of_reach(context.listener_name)
     limit = max(1, min(request.response_partition_limit, PARTITIONS_PER_PAGE_MAX))
     cursor = request.cursor
     asked: set[str] = set()
@@ -368,7 +382,7 @@ def describe_topic_partitions(
                 **_topic(topic, TOPIC_OPERATIONS),
                 "partitions": [
                     {
-                        **_partition(broker, topic, partition),
+                        **_partition(broker, topic, partition, out_of_reach),
                         "eligible_leader_replicas": [],
                         "last_known_elr": [],
                     }
@@ -396,7 +410,7 @@ def describe_cluster(broker: Broker, context: RequestContext, request: Struct) -
     rows = []
     for node_id in sorted(broker.image.brokers):
         image = broker.image.brokers[node_id]
-        endpoint = broker.endpoint(image)
+        endpoint = broker.endpoint(image, context.listener_name)
         if endpoint is None or (image.is_fenced and not fenced):
             continue
         row = _broker_row(endpoint)

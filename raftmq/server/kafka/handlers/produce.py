@@ -57,8 +57,8 @@ def handle(
         refused = AppendResult(refusal)
         count = sum(len(topic.partitions) for topic in request.topics)
         if count + len(request.topics) > TURN_PARTITIONS:
-            return _respond_slowly(broker, version, request, [refused] * count)
-        return _respond(broker, version, request, [refused] * count)
+            return _respond_slowly(broker, context, request, [refused] * count)
+        return _respond(broker, context, request, [refused] * count)
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         results = _append(broker, version, request)
     elif sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
@@ -93,7 +93,7 @@ def _in_turns(
         waits = broker.next_leaders(moved, context.hold)
         if waits is not None:
             yield from value_of(waits)
-    return (yield from _respond_slowly(broker, context.api_version, request, values))
+    return (yield from _respond_slowly(broker, context, request, values))
 
 
 def _as_they_are(values: list[AppendResult]) -> list[AppendResult]:
@@ -104,14 +104,13 @@ def _answer(
     broker: Broker, context: RequestContext, request: ProduceRequest, results: list[AppendResult]
 ) -> ProduceResponse | Promise[ProduceResponse]:
     """Answer; where this node no longer leads, once the new leader is known, or soon anyway."""
-    version = context.api_version
     for result in results:
         if result.code in _MOVED:
             break
     else:
-        return _respond(broker, version, request, results)
+        return _respond(broker, context, request, results)
     if request.acks == 0:
-        return _respond(broker, version, request, results)  # it is not sent
+        return _respond(broker, context, request, results)  # it is not sent
     parts = [(topic, part.index) for topic in request.topics for part in topic.partitions]
     moved = [
         (topic.name, topic.topic_id, index)
@@ -120,8 +119,8 @@ def _answer(
     ]
     waits: Any = broker.next_leaders(moved, context.hold)
     if waits is None:
-        return _respond(broker, version, request, results)
-    return then(waits, lambda _: _respond(broker, version, request, results))
+        return _respond(broker, context, request, results)
+    return then(waits, lambda _: _respond(broker, context, request, results))
 
 
 def _append(
@@ -148,20 +147,23 @@ def _append_one(
 
 
 def _respond(
-    broker: Broker, version: int, request: ProduceRequest, results: list[AppendResult]
+    broker: Broker,
+    context: RequestContext,
+    request: ProduceRequest,
+    results: list[AppendResult],
 ) -> ProduceResponse:
-    return all_at_once(_respond_slowly(broker, version, request, results, is_short=True))
+    return all_at_once(_respond_slowly(broker, context, request, results, is_short=True))
 
 
 def _respond_slowly(
     broker: Broker,
-    version: int,
+    context: RequestContext,
     request: ProduceRequest,
     results: list[AppendResult],
     *,
     is_short: bool = False,
 ) -> Work[ProduceResponse]:
-    position = 0
+    position, version = 0, context.api_version
     response = ProduceResponse()
     hinted: list[int] = []
     for topic in request.topics:
@@ -189,5 +191,5 @@ def _respond_slowly(
             rows.append(row)
         response.topics.append(ProduceTopicResponse(topic.name, topic.topic_id, rows))
     if hinted:
-        response.node_endpoints = broker.endpoints(hinted)
+        response.node_endpoints = broker.endpoints(hinted, context.listener_name)
     return response
