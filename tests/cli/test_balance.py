@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from raftmq.cli import admin_port, cluster, progress
-from raftmq.cli.app import app
+from tests.cli.conftest import invoke
 
 
 def _move(partition: int, after: list[int], **fields: Any) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 
     def run(port: Port, *words: str) -> Any:
         monkeypatch.setattr(admin_port.AdminPort, "find", lambda *_args: port)
-        return CliRunner().invoke(app, ["cluster", "balance", *words])
+        return invoke(["cluster", "balance", *words])
 
     return run
 

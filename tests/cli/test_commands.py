@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import typer.main
-from typer.testing import CliRunner
 
-from raftmq.cli.app import app
 from raftmq.cli.common import Bar, progress_bar
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
@@ -21,7 +18,7 @@ from raftmq_client import ConsumerRecord
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.core.assignors import encode_assignment
 from raftmq_client.errors import BrokerError
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, command_tree, invoke
 from tests.client.fake_broker import FakeBroker
 
 
@@ -123,7 +120,7 @@ def test_an_unknown_outcome_is_3(call: Call, broker: FakeBroker) -> None:
 def test_nobody_there_is_1_and_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         address = f"127.0.0.1:{sock.getsockname()[1]}"
-    done = CliRunner().invoke(app, ["topic", "list", "-b", address, "--timeout", "0.3"])
+    done = invoke(["topic", "list", "-b", address, "--timeout", "0.3"])
     assert done.exit_code == 1
     assert address in done.stderr
     assert "raftmq dev" in done.stderr
@@ -136,7 +133,7 @@ def test_records_of_nobody_say_who_was_tried(
     with socket.create_server(("127.0.0.1", 0)) as sock:
         address = f"127.0.0.1:{sock.getsockname()[1]}"
     monkeypatch.setattr("raftmq.cli.consume.TOPIC_TIMEOUT_S", 0.3)
-    done = CliRunner().invoke(app, [*words, "-b", address])
+    done = invoke([*words, "-b", address])
     assert done.exit_code == 1
     assert f"no broker answered: tried {address} (Connection refused)" in done.stderr
     assert "raftmq dev" in done.stderr
@@ -338,7 +335,7 @@ def every_command() -> list[list[str]]:
         for name, inner in getattr(command, "commands", {}).items():
             walk(inner, [*words, name])
 
-    walk(typer.main.get_command(app), [])
+    walk(command_tree(), [])
     assert len(found) > 30
     return found
 
@@ -396,5 +393,7 @@ def test_every_command_has_help_with_an_example(call: Call) -> None:
 
 def test_completion_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "true")
-    done = CliRunner().invoke(app, ["--show-completion", "bash"])
+    command_tree.cache_clear()  # typer looks at that when it makes the commands
+    done = invoke(["--show-completion", "bash"])
+    command_tree.cache_clear()
     assert "_RAFTMQ_COMPLETE" in done.stdout or "complete" in done.stdout

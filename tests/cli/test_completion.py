@@ -6,20 +6,17 @@ import socket
 import time
 
 import pytest
-from typer.testing import CliRunner
 
-from raftmq.cli.app import app
 from raftmq.protocol import ApiKey
+from tests.cli.conftest import invoke
 from tests.client.fake_broker import FakeBroker
 from tests.client.fake_transactions import Listed
 
 
 def offered(words: str, bootstrap: str) -> list[str]:
     """What a shell offers for the last of these words, which may be empty."""
-    done = CliRunner().invoke(
-        app,
+    done = invoke(
         [],
-        prog_name="raftmq",
         env={
             "_RAFTMQ_COMPLETE": "complete_bash",
             "COMP_WORDS": words,

@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from raftmq.cli.app import app
 from raftmq.cli.main import run
 from raftmq.protocol import ApiKey
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, command_tree
 from tests.client.fake_broker import FakeBroker
 from tests.live.harness import RAFTMQ
 
 
 def commands() -> Iterator[list[str]]:
     """Every command by its words, groups of commands included."""
-    import typer.main
 
-    found: list[tuple[list[str], Any]] = [([], typer.main.get_command(app))]
+    found: list[tuple[list[str], Any]] = [([], command_tree())]
     while found:
         words, command = found.pop()
         if words[:1] not in (["start"], ["dev"], ["demo"]):  # argparse's, not typer's

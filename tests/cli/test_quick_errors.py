@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from raftmq.cli.app import app
 from raftmq.cli.common import check_reachable
 from raftmq_client.errors import ConnectionFailedError
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, invoke
 from tests.cli.test_commands import every_command
 from tests.client.fake_broker import FakeBroker
 
@@ -91,7 +89,7 @@ def test_a_port_that_refuses_is_told_at_once(command: str, refused: str, tmp_pat
     words = [*command.split(), *WORDS[command].replace("FOLDER", str(tmp_path)).split()]
     for more in ((), () if command == "produce" else ("--json",)):
         begun = time.monotonic()
-        done = CliRunner().invoke(app, [*words, *more])
+        done = invoke([*words, *more])
         assert time.monotonic() - begun < AT_ONCE_S
         assert done.exit_code == 1, done.output
         error = json.loads(done.stderr)["error"]["message"] if more else done.stderr
@@ -109,7 +107,7 @@ def test_a_refused_port_is_tried_for_a_second(refused: str, broker: FakeBroker) 
 
 def test_a_host_that_nobody_knows_is_told_at_once() -> None:
     begun = time.monotonic()
-    done = CliRunner().invoke(app, ["topic", "list", "-b", "no-such-host.invalid:9092"])
+    done = invoke(["topic", "list", "-b", "no-such-host.invalid:9092"])
     assert time.monotonic() - begun < AT_ONCE_S
     assert done.exit_code == 1
     assert "tried no-such-host.invalid:9092 (" in done.stderr
@@ -159,7 +157,7 @@ def test_ctrl_c_ends_with_130(
 
     monkeypatch.setattr("raftmq.cli.common.parse_bootstrap", interrupt)
     words = WORDS[command].replace("FOLDER", str(tmp_path)).split()
-    done = CliRunner().invoke(app, [*command.split(), *words])
+    done = invoke([*command.split(), *words])
     assert (done.exit_code, done.output) == (130, "")
 
 
@@ -179,5 +177,5 @@ def test_ctrl_c_in_work_on_files_ends_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, interrupt)
-    done = CliRunner().invoke(app, words.split())
+    done = invoke(words.split())
     assert (done.exit_code, done.output) == (130, "")

@@ -12,9 +12,7 @@ import pytest
 from attrs import evolve
 from click.testing import Result
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
-from raftmq.cli.app import app
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.metadata.formation import FormationState, formation_id_of
 from raftmq.metadata.machine import Skip
@@ -23,6 +21,7 @@ from raftmq.runtime.disk import RealDisk
 from raftmq.tools.term_reset import TermToken
 from raftmq.tools.unsafe_recovery import TERM_STEP
 from raftmq.types import NodeId, RaftGroupId, StorageId
+from tests.cli.conftest import invoke
 from tests.tools.lost_majority import ME, fill_node, folder_of, partition_group, replica
 
 CHOSEN = ((1, 101), (2, 102), (3, 103))
@@ -49,7 +48,7 @@ def make_data(tmp_path: Path, peer_port: int = 1, more_commands: Sequence[bytes]
 
 
 def recover(data: Path, *words: str, answer: str = "") -> Result:
-    return CliRunner().invoke(app, ["recover", "--data", str(data), *words], input=answer)
+    return invoke(["recover", "--data", str(data), *words], stdin=answer)
 
 
 def formation(data: Path) -> FormationState:
