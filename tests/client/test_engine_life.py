@@ -213,7 +213,7 @@ def test_a_child_of_a_fork_does_not_wait_for_a_lock_that_nobody_holds(
 
         thread = threading.Thread(target=hold)
         thread.start()
-        assert held.wait(5)
+        assert held.wait(20)
 
         def refused() -> bool:
             calls = {
@@ -435,7 +435,7 @@ def test_what_somebody_was_told_is_not_raised_again(broker: FakeBroker, driver: 
 
 
 def test_unknown_outcomes_are_counted_as_such(broker: FakeBroker, driver: Driver) -> None:
-    producer = driver.producer(broker.address, delivery_timeout_ms=200)
+    producer = driver.producer(broker.address, delivery_timeout_ms=1_000)
 
     def use() -> None:
         with producer:

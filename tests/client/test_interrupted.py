@@ -127,17 +127,23 @@ def test_a_member_whose_callback_raises_at_the_end_still_leaves(
 
 
 def test_a_member_whose_end_is_cancelled_still_leaves(broker: FakeBroker, run: Run) -> None:
-    broker.fault(ApiKey.OFFSET_COMMIT, "hold")
+    held = broker.fault(ApiKey.OFFSET_COMMIT, "hold")
 
     async def body() -> None:
         async with aio.Producer(broker.address) as producer:
             await producer.send("t", b"x", partition=0)
-        with anyio.CancelScope() as scope:
-            settings = {**MEMBER, "heartbeat_interval_ms": 3_000}  # what is held holds those up
-            async with aio.Consumer(broker.address, **settings) as consumer:  # type: ignore[arg-type]
-                assert await consumer.poll(5)
-                scope.deadline = anyio.current_time() + 0.1
-        assert scope.cancelled_caught
+
+        async def cancel_when_held(scope: anyio.CancelScope) -> None:
+            await until(held.was_met.is_set)
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(cancel_when_held, scope)
+                settings = {**MEMBER, "heartbeat_interval_ms": 3_000}  # what is held holds those up
+                async with aio.Consumer(broker.address, **settings) as consumer:  # type: ignore[arg-type]
+                    assert await consumer.poll(20)
+            assert scope.cancelled_caught
 
     run(body)
     assert broker.wait_for(ApiKey.OFFSET_COMMIT)
@@ -145,7 +151,7 @@ def test_a_member_whose_end_is_cancelled_still_leaves(broker: FakeBroker, run: R
 
 
 def test_a_poll_that_waits_for_long_is_a_poll(broker: FakeBroker, driver: Driver) -> None:
-    with driver.consumer(broker.address, max_poll_interval_ms=100, **MEMBER) as consumer:
-        for _ in range(2):
-            assert consumer.poll(0.5) == []  # a PollIntervalError, were it none
+    with driver.consumer(broker.address, max_poll_interval_ms=1_000, **MEMBER) as consumer:
+        for seconds in (1.5, 0.0):
+            assert consumer.poll(seconds) == []  # a PollIntervalError, were the first one none
         assert broker.count(ApiKey.LEAVE_GROUP) == 0

@@ -85,7 +85,7 @@ def test_a_flush_ends_while_another_task_goes_on_sending(broker: FakeBroker, run
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(send_on)
                 receipt = await producer.send("t", b"y", partition=1)
-                await producer.flush(5)
+                await producer.flush(20)
                 assert receipt.outcome is Outcome.OK
                 tasks.cancel_scope.cancel()
 
@@ -143,9 +143,9 @@ def test_a_thread_that_waits_for_room_gives_nothing_to_a_producer_that_ends(
 
     thread = threading.Thread(target=send_one_more)
     thread.start()
-    assert waits.wait(5)
+    assert waits.wait(20)
     producer.close(flush=False)
-    thread.join(5)
+    thread.join(20)
     assert outcomes == [UsageError]
 
 
@@ -165,10 +165,10 @@ def test_everybody_is_told_though_one_listener_raises(
         producer.send("t", b"x", partition=0, on_delivery=wait)
         producer.send("t", b"x", partition=9, on_delivery=fail)
         producer.send("t", b"x", partition=0, on_delivery=told.append)
-        producer.flush(5)
+        producer.flush(20)
         assert [receipt.outcome for receipt in told] == [Outcome.OK]
         assert producer.callback_errors == 3
-        assert producer.send("t", b"y", partition=0).result(5).offset == 3
+        assert producer.send("t", b"y", partition=0).result(20).offset == 3
     records = [item for item in caplog.records if item.name == "raftmq_client.producer"]
     assert [item.getMessage()[:20] for item in records] == ["on_delivery raised, "] * 3
     assert "ZeroDivisionError" in caplog.text
@@ -194,7 +194,7 @@ def test_a_record_that_cannot_be_written_is_refused_and_costs_no_other(
     with blocking.Producer(broker.address) as producer:
         with pytest.raises(SerializationError):
             producer.send("t", b"x", partition=0, **extras)
-        assert producer.send("t", b"y", partition=0).result(5).offset == 0
+        assert producer.send("t", b"y", partition=0).result(20).offset == 0
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known topic", "unknown topic"])

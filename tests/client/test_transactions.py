@@ -234,7 +234,7 @@ def test_positions_go_along_and_an_abort_takes_the_consumer_back(
         assert sent == [2, 4]
         assert {generation for _, generation, _ in broker.transactional_offsets} == {1}
         assert consumer.position(key) == 4
-        consumer.poll(5.0)
+        consumer.poll(20)
         assert consumer.position(key) == 6
         consumer.rewind()
         assert values(consumer.poll(10.0)) == [b"4", b"5"]

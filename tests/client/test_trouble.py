@@ -40,7 +40,7 @@ def test_a_wrong_address_is_told(
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with driver.consumer(address, topics="t", group=group) as consumer:
-        assert consumer.poll(0.3) == []
+        until(lambda: consumer.trouble, lambda: consumer.poll(0.05))
         assert address in consumer.trouble
         assert "refused" in consumer.trouble
     assert said(caplog, "connection", address)

@@ -202,7 +202,7 @@ async def running(bench: Bench) -> AsyncIterator[None]:
 
 
 async def until(condition: Any) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while True:
             if condition():
                 return

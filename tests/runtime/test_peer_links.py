@@ -94,7 +94,7 @@ class Node:
             self.tell(self.frames, (sender.node_id, kind, bytes(payload)))
 
     async def until(self, condition: object) -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while not condition():  # type: ignore[operator]
                 self.changed = trio.Event()
                 if not condition():  # type: ignore[operator]
@@ -105,7 +105,7 @@ class Node:
 async def until_end(sock: socket.socket) -> bytes:
     """What still comes on a connection until the other side ends it."""
     received = b""
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
@@ -144,7 +144,7 @@ async def test_frames_arrive_whole_and_in_order() -> None:
         for body in bodies:
             half = len(body) // 2
             assert a.links.send(NodeId(2), KIND_RAFT, [body[:half], memoryview(body)[half:]])
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 while a.links.queued_bytes()[NodeId(2)]:
                     await trio.lowlevel.checkpoint()
         await b.until(lambda: len(b.frames) == len(bodies))
@@ -528,7 +528,7 @@ async def test_a_nonsensical_hello_costs_its_connection_alone(hello: bytes) -> N
         sock.sendall(struct.pack(">I", len(hello)) + hello)
         await trio.lowlevel.checkpoint()
         sock.setblocking(False)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await trio.lowlevel.wait_readable(sock)  # an answer or the end
         introduce(a, b)
         async with running(a):
@@ -606,7 +606,7 @@ async def say_hello(b: Node, node_id: int, address: str = "") -> socket.socket:
     sock = socket.create_connection((b.address.host, b.address.port))
     sock.setblocking(False)
     await _write_hello(sock, Hello(PEER_FORMATS[0], "c", node_id, f"{node_id:x}", "bulk", address))
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         answer = await _read_hello(sock)
     if answer.refusal:
         sock.close()

@@ -196,7 +196,7 @@ async def test_a_connection_that_failed_ends() -> None:
     theirs.setblocking(False)
     with theirs:
         stream = Stream(ours, theirs)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.run)
                 await trio.testing.wait_all_tasks_blocked()

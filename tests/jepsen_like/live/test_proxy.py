@@ -31,21 +31,21 @@ class Service:
     def __init__(self, links: ProxyLinks, node: int) -> None:
         self.client, self.peer = (socket.create_server((HOST, 0)) for _ in range(2))
         for listener in (self.client, self.peer):
-            listener.settimeout(5)
+            listener.settimeout(20)
         ports = [listener.getsockname()[1] for listener in (self.client, self.peer)]
         self.places = links.place(node, (ports[0], ports[1], 0))
 
     def dial(self, address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=5)
-        sock.settimeout(5)
+        sock = socket.create_connection((host, int(port)), timeout=20)
+        sock.settimeout(20)
         return sock
 
     def connect(self) -> tuple[socket.socket, socket.socket]:
         """A client's connection: its end and the node's."""
         near = self.dial(self.places.advertised_client)
         far, _ = self.client.accept()
-        far.settimeout(5)
+        far.settimeout(20)
         return near, far
 
     def connect_peer(self, node: int) -> tuple[socket.socket, socket.socket]:
@@ -54,7 +54,7 @@ class Service:
         opening = hello(node)
         near.sendall(opening)
         far, _ = self.peer.accept()
-        far.settimeout(5)
+        far.settimeout(20)
         assert far.recv(1000) == opening
         return near, far
 
@@ -83,12 +83,12 @@ def is_silent(sock: socket.socket) -> bool:
     except TimeoutError:
         return True
     finally:
-        sock.settimeout(5)
+        sock.settimeout(20)
     return False
 
 
 def is_at_end(sock: socket.socket) -> bool:
-    """The other side is gone, in order or not; with a limit of five seconds."""
+    """The other side is gone, in order or not; with a limit of 20 seconds."""
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:
@@ -158,7 +158,7 @@ def test_a_connection_over_a_blocked_link_waits(links: ProxyLinks, service: Serv
         service.client.settimeout(QUIET_S)
         with pytest.raises(TimeoutError):
             service.client.accept()
-        service.client.settimeout(5)
+        service.client.settimeout(20)
         links.set({})
         far, _ = service.client.accept()
         with far:

@@ -67,7 +67,7 @@ async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             yield ask
         nursery.cancel_scope.cancel()
     sock.close()

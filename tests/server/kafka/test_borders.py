@@ -181,7 +181,7 @@ async def listening(sweeps: Sweeps) -> AsyncIterator[tuple[ClientPort, int]]:
     sock = open_listen_socket("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, [Listening(sock)])
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             yield port, sock.getsockname()[1]
         nursery.cancel_scope.cancel()
     assert port.connections == {}

@@ -109,7 +109,7 @@ async def connected(broker: FakeBroker, limits: Limits | None = None) -> AsyncIt
             yield Client(sock, connection, shared, served)
         finally:
             sock.close()
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await served.wait()
             assert not connection.on_close
             for slot in list(broker.slots.values()):
@@ -183,7 +183,7 @@ async def test_large_frame_content_arrives_whole() -> None:
 async def test_bad_frames_cost_their_connection(data: bytes) -> None:
     async with connected(FakeBroker()) as client:
         await client.send(data)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
         assert client.shared.metrics.protocol_errors == 1
         assert await client.sock.recv(100) == b""
@@ -196,7 +196,7 @@ async def test_frames_at_their_limits_are_taken() -> None:
         await client.send(request(1, 100_000) + request(2, 200_000, PRODUCE))
         assert await client.receive_ids(2) == [1, 2]
         await client.send(request(3, 100_001))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
     assert broker.sizes == [100_000, 200_000]
 
@@ -208,7 +208,7 @@ async def test_a_large_commit_reaches_who_can_name_its_error() -> None:
         await client.send(request(1, 200_000, OFFSET_COMMIT))
         assert await client.receive_ids(1) == [1]
         await client.send(request(2, 200_001, OFFSET_COMMIT))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
     assert broker.sizes == [200_000]
 
@@ -303,7 +303,7 @@ async def test_late_answer_to_a_gone_client_harms_nobody() -> None:
         await client.send(request(1) + request(2))
         await trio.testing.wait_all_tasks_blocked()
         client.sock.close()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
         assert client.shared.memory.bytes_used == 64, "parked requests still hold their bytes"
         broker.settle(2)
@@ -329,7 +329,7 @@ async def test_stalled_connections_are_hung_up_on(autojump_clock: trio.testing.M
         await trio.testing.wait_all_tasks_blocked()
         assert not connection.hang_up_if_stalled(trio.current_time() + 1.9)
         assert connection.hang_up_if_stalled(trio.current_time() + 2.1)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
 
 
@@ -391,7 +391,7 @@ async def test_who_holds_memory_and_sends_nothing_makes_room(
             await trio.sleep(1.1)
             memory.relieve(trio.current_time())
         assert memory.waiting_count == 0, "who waited has the memory"
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
         assert client.shared.metrics.refusals == {"request_memory_bytes_max": 1}
         memory.drop(other)
@@ -406,7 +406,7 @@ async def test_memory_that_is_not_there_costs_one_connection(
     async with connected(FakeBroker()) as client:
         monkeypatch.setattr(Connection, "_receive_piece", none_left)
         await client.send(request(1, 500_000, PRODUCE)[:1000])
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
         assert client.shared.metrics.refusals == {"memory": 1}
         assert not client.shared.metrics.bugs
@@ -466,7 +466,7 @@ async def test_a_bug_costs_its_connection_alone(
                 await client.send(request(1, 500_000, PRODUCE)[:1000])
             else:
                 await client.send(request(1) + request(2)[:3])
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
         assert metrics.bugs == {"Planted": 1}
 
@@ -502,7 +502,7 @@ async def test_short_file_ends_the_connection(tmp_path: Path) -> None:
     broker = FakeBroker(answer=lambda i: (reply(i), span))
     async with connected(broker) as client:
         await client.send(request(1))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
     file.close()
 
@@ -522,7 +522,7 @@ async def test_a_sector_that_cannot_be_read_ends_the_connection_alone(
     broker = FakeBroker(answer=lambda i: (reply(i), FileSpan(file, 0, 50_000)))
     async with connected(broker) as client:
         await client.send(request(1))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
     file.close()
 
@@ -589,7 +589,7 @@ async def test_a_failed_answer_ends_the_connection() -> None:
         await client.send(request(1) + request(2))
         await trio.testing.wait_all_tasks_blocked()
         broker.slots.pop(2).fail()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.is_served.wait()
 
 

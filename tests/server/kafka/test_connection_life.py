@@ -161,7 +161,7 @@ async def test_each_way(
         monkeypatch.setattr(Connection, "_become", noted)
         event(one)
         assert one.connection.state is wanted[0], "at once"
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while one.connection.state is not wanted[-1]:
                 await settled()
             await settled()

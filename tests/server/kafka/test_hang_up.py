@@ -115,6 +115,6 @@ async def test_who_is_accepted_while_the_port_drains_is_hung_up_on() -> None:
         found.handler.answer(1)
         late.close()
         found.socks[0].close()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while found.port.connections:
                 await trio.lowlevel.checkpoint()

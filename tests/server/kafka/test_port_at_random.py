@@ -217,7 +217,7 @@ async def test_requests_are_begun_though_an_answer_took_their_room_meanwhile() -
             theirs.setblocking(False)
             port.adopt(ours, "test:1")
             theirs.send(b"".join(request(number, 8, 0) for number in range(count)))
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 while len(slots) < count:
                     await trio.testing.wait_all_tasks_blocked()
                     for slot in slots:
