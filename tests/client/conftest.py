@@ -20,7 +20,7 @@ from tests.client.fake_broker import FakeBroker
 from tests.live.harness import Cluster
 from tests.live.kafka import KafkaCluster
 
-IN_TURN = ("test_live_promises.py", "test_live_transactions.py")
+IN_TURN = ("test_live_client.py", "test_live_promises.py", "test_live_transactions.py")
 BROKERS = ("raftmq", pytest.param("kafka", marks=pytest.mark.kafka))
 
 
@@ -116,6 +116,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         call = getattr(item, "callspec", None)  # none without parameters
         chosen = None if call is None else call.params.get("driver")
         if item.get_closest_marker("kafka") is None and chosen is not None:
-            alone = any(mark.args[0] == "driver" for mark in item.iter_markers("parametrize"))
+            alone = any("driver" in mark.args[0] for mark in item.iter_markers("parametrize"))
             if not alone and chosen != NAMES[turn % len(NAMES)]:
                 item.add_marker(pytest.mark.soak)

@@ -96,7 +96,7 @@ def _clusters(draw: st.DrawFn, partitions_max: int = 25) -> tuple[list[Held], Br
     return partitions, Brokers(targets, others=others, onto=onto)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(_clusters())
 def test_no_rule_is_broken_and_a_second_plan_is_empty(
     cluster: tuple[list[Held], Brokers],

@@ -24,7 +24,7 @@ from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL, MetadataI
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.promise import Promise
 from tests.controller.control_world import ControlWorld, WorldNode
-from tests.controller.test_metadata_sim import heal, nemesis
+from tests.controller.test_metadata_sim import FEW, heal, nemesis
 
 IDS: Final = ("a", "b", "c")
 NEWEST: Final = SUPPORTED[RAFTMQ_LEVEL][1]
@@ -159,7 +159,7 @@ class Producers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", FEW)
 def test_transactions_under_faults(seed: int) -> None:
     world = ControlWorld(4_000 + seed)
     world.run(1_500)

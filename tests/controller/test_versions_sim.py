@@ -12,6 +12,7 @@ from raftmq.metadata.features import SUPPORTED, ranges_of
 from raftmq.metadata.image import RAFTMQ_LEVEL
 from raftmq.promise import Promise
 from tests.controller.control_world import OLDER, ControlWorld, WorldNode
+from tests.controller.test_metadata_sim import FEW
 
 NEWEST = SUPPORTED[RAFTMQ_LEVEL][1]
 MISTAKES = 0.5
@@ -78,7 +79,7 @@ def _raise_now_and_then(world: ControlWorld, refused: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", FEW)
 def test_two_versions_agree_until_only_one_is_left(seed: int) -> None:
     world = ControlWorld(3_000 + seed)
     refused: list[str] = []
