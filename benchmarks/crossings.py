@@ -176,7 +176,8 @@ def nodes_in(folder: Path) -> Iterator[tuple[list[Node], list[int]]]:
                 peers=peers,
                 replicas_max=100,
             )
-            nodes.append(Node(config, *three))
+            of_clients, of_peers, of_admin = three
+            nodes.append(Node(config, [of_clients], of_peers, of_admin))
         yield nodes, [client for client, _, _ in ports]
 
 

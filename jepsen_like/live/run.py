@@ -281,7 +281,7 @@ class Runner:
         return best_disk(folder)
 
     def _strike(self, round_: Round, stage: Stage, load: LoadProcess) -> None:
-        """Fault after fault until the round's time is over."""
+        """Fault after fault until the round's time is over, and one however long forming took."""
         deadline = time.monotonic() + FIRST_ACK_S
         while not load.told.get("acked"):
             if time.monotonic() > deadline or not load.is_running:
@@ -291,7 +291,7 @@ class Runner:
         round_.began = time.monotonic()
         stage.learn_members()
         until = min(round_.began + self._settings.round_s, self._ends_at)
-        while time.monotonic() < until and load.is_running:
+        while (time.monotonic() < until or not round_.faults) and load.is_running:
             nemesis = self._deck.draw(partial(self._is_fit, round_, stage))
             if nemesis is None:
                 raise StuckError("this machine can do none of these faults")
