@@ -29,7 +29,7 @@ PLAINTEXT: Final = "PLAINTEXT"
 """The name of the listener that `client_listener` is."""
 PROTOCOLS: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Kafka's names of what a listener speaks."""
-SERVED_PROTOCOLS: Final = (PLAINTEXT,)
+SERVED_PROTOCOLS: Final = (PLAINTEXT, "SSL")
 """Those that this version can speak."""
 CLIENT_CERTIFICATES: Final = ("off", "wanted", "required")
 """Whether clients of a listener show certificates: none are asked for; those that are shown must

@@ -146,6 +146,18 @@ def test_a_listener_of_every_address_needs_one_to_tell() -> None:
 
 NODE = "node_id = 1\ndata = 'd'\n"
 INSIDE = "[listeners.inside]\naddress = '127.0.0.1:9094'\nprotocol = 'PLAINTEXT'\n"
+SECURE = (
+    "[listeners.secure]\naddress = '127.0.0.1:9093'\nprotocol = 'SSL'\n"
+    "certificate_file = '~/c.pem'\nkey_file = 'k.pem'\n"
+)
+
+
+def test_a_secure_listener_has_files() -> None:
+    more = "client_certificates = 'required'\nclient_ca_file = 'ca.pem'\n"
+    (one,) = load_config(NODE + SECURE + more).client_listeners
+    assert (one.name, one.has_tls, one.has_sasl) == ("SECURE", True, False)
+    assert (one.certificate_file, one.key_file) == (Path.home() / "c.pem", Path("k.pem"))
+    assert (one.client_certificates, one.client_ca_file) == ("required", Path("ca.pem"))
 
 
 def test_a_node_without_listeners_has_one_for_clients() -> None:
@@ -202,6 +214,12 @@ def test_listeners_come_as_json_in_variables() -> None:
             "[listeners.x]\naddress='a:1'\nprotocol='PLAINTEXT'\nclient_certificates='required'",
             "client_certificates: PLAINTEXT has none",
         ),
+        ("[listeners.x]\naddress='a:1'\nprotocol='SSL'", "protocol SSL needs certificate_file"),
+        (SECURE.replace("key_file", "key_password_file"), "protocol SSL needs key_file"),
+        (SECURE + "client_certificates = 'on'", "client_certificates is one of off, wanted, req"),
+        (SECURE + "client_certificates = 'wanted'", "client_ca_file goes with"),
+        (SECURE + "client_ca_file = 'a'", "client_ca_file goes with"),
+        (SECURE.replace("'SSL'", "'SASL_SSL'"), "SASL_SSL cannot be served by this version"),
         (
             "client_listener = 'a:1'\n" + INSIDE.replace("inside", "plaintext"),
             "PLAINTEXT is client_listener already",

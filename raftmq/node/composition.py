@@ -57,6 +57,7 @@ from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
 from raftmq.runtime.broker_calls import BrokerCalls
+from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.peer_links import KIND_FORMATION
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
@@ -157,6 +158,8 @@ class NodeCore:
         self._eager_ticks = 0
         self._resign_at_ms = 0.0
         self._learned: set[NodeId] = set()
+        self.tls: dict[str, ServerTls] = {}
+        """The certificates of each listener that is encrypted."""
 
     def compose(self, environment: Environment, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Final
@@ -26,6 +27,7 @@ from raftmq.metadata.machine import UnappliableCommandError
 from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.status import describe, health
+from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
@@ -45,6 +47,8 @@ RIVAL_POLL_S: Final = 0.25
 RIVAL_PATIENCE_S: Final = 10.0
 """How long a start waits for another process of its node id to end: longer than a connection to a
 host that lost power can seem open."""
+CERTIFICATES_S: Final = 5.0
+"""How often files of certificates are looked at."""
 ADMIN_WAIT_S: Final = 1.0
 """How long after the node is ready its admin pages are imported, unless a request comes earlier."""
 
@@ -74,9 +78,15 @@ class Node(NodeCore):
         self._client_socks = tuple(client_socks)
         self._peer_sock = peer_sock
         self._admin_sock = admin_sock
+        self.tls = {one.name: ServerTls(one) for one in config.client_listeners if one.has_tls}
+        self._must_reload = trio.Event()
         self._stopping = trio.Event()
         self._is_warm = trio.Event()
         self.failure: str | None = None
+
+    def reload(self) -> None:
+        """Load certificates and keys anew."""
+        self._must_reload.set()
 
     def stop(self) -> None:
         """Ask the node to hand over and end."""
@@ -104,6 +114,7 @@ class Node(NodeCore):
                 nursery.start_soon(self._end_when_stopped, nursery.cancel_scope)
                 nursery.start_soon(self._warm_up)
                 nursery.start_soon(self._watch_rival)
+                nursery.start_soon(self._watch_certificates)
                 await nursery.start(self.links.run, self._peer_sock)
                 nursery.start_soon(self.plane.tick_forever)
                 await self.join()
@@ -253,9 +264,26 @@ class Node(NodeCore):
     def _listening(self) -> list[Listening]:
         listeners = self.config.client_listeners
         return [
-            Listening(sock, listener.name)
+            Listening(sock, listener.name, self.tls.get(listener.name))
             for sock, listener in zip(self._client_socks, listeners, strict=True)
         ]
+
+    async def _watch_certificates(self) -> None:
+        """Load them when they change, or when asked to; connections that are open stay."""
+        while self.tls:
+            with trio.move_on_after(CERTIFICATES_S):
+                await self._must_reload.wait()
+            is_asked = self._must_reload.is_set()
+            self._must_reload = trio.Event()
+            for tls in self.tls.values():
+                try:
+                    loaded = await trio.to_thread.run_sync(partial(tls.look, must_load=is_asked))
+                except ConfigError as error:
+                    logger.error("certificates cannot be loaded, the old ones stay", why=str(error))
+                    continue
+                if loaded is not None:
+                    tls.take(loaded)
+                    logger.info("certificates loaded", listener=tls.listener.name)
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread, so that heartbeats go on: the import is

@@ -191,12 +191,18 @@ def grow_descriptor_table(limit: int) -> None:
 
 
 async def _run(config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None]) -> int:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    wanted = [signal.SIGTERM, signal.SIGINT]
+    if any(listener.has_tls for listener in config.client_listeners):
+        wanted.append(signal.SIGHUP)  # else there is nothing to load anew, and it ends the process
+    with trio.open_signal_receiver(*wanted) as signals:
         async with trio.open_nursery() as nursery:
             node = Node(config, listeners.clients, listeners.peer, listeners.admin)
 
             async def watch_signals() -> None:
                 async for number in signals:
+                    if number == signal.SIGHUP:
+                        node.reload()
+                        continue
                     logger.info("stopping", signal=signal.Signals(number).name)
                     node.stop()
 

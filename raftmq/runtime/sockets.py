@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import Final
+from typing import Final, Protocol
 
 import trio
+
+from raftmq.types import Buffer
 
 MARK_BYTES_MIN: Final = 64 << 10
 """For less a mark is not worth its two system calls."""
@@ -25,12 +27,24 @@ LINGER_S: Final = 1.0
 """A sender that takes longer for a mark's worth is slow; it is received as it comes."""
 
 
+class ByteSocket(Protocol):
+    """What a connection needs of its socket, which is non-blocking; TLS has these ways too."""
+
+    def fileno(self) -> int: ...
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def recv(self, size: int, /) -> bytes: ...
+    def send(self, data: Buffer, flags: int = 0, /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class LowWater:
     """The mark of one socket while it receives a large frame."""
 
     __slots__ = ("_is_slow", "_mark_bytes", "_sock")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: ByteSocket) -> None:
         self._sock = sock
         self._mark_bytes = 1
         self._is_slow = False

@@ -205,6 +205,7 @@ class FakeNode:
     moving_from: tuple[int, ...] = ()
 
     def __init__(self, partitions: int, rows_max: int) -> None:
+        self.tls: dict[str, object] = {}
         self.config = NodeConfig(node_id=1, data=".", metrics_partitions_max=rows_max)
         settings = SimpleNamespace(min_insync_replicas=1)
         names = [TopicPartition(f"t{i:04}", 0) for i in range(partitions)]
@@ -532,7 +533,10 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
     ]
     bugs = ["raftmq_connection_bugs_total", "raftmq_admin_bugs_total"]
     stable = "raftmq_group_stable_lag_messages"
-    assert empty == [*bugs, "raftmq_refusals_total", stable], "all went well, nothing was open"
+    tls = ["raftmq_tls_handshakes_total", "raftmq_tls_handshake_failures_total"]
+    tls.append("raftmq_certificate_expires_timestamp_seconds")
+    expected = [*bugs, "raftmq_refusals_total", *tls, stable]
+    assert empty == expected, "all went well, nothing was open or encrypted"
     assert all(sample.value >= 0 for page in found for sample in page.samples)
 
 

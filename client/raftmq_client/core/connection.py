@@ -31,6 +31,7 @@ from raftmq.protocol import (
     encode_request,
     encode_request_header,
 )
+from raftmq.tls import TlsLayer
 from raftmq.types import Buffer
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.security import (
@@ -40,7 +41,6 @@ from raftmq_client.core.security import (
     Plain,
     Scram,
     Security,
-    TlsLayer,
     decode_mechanisms,
     decode_token,
     encode_mechanism,
@@ -208,7 +208,7 @@ class ConnectionCore:
     def start(self, now: float) -> None:
         """Begin the handshake on a fresh connection."""
         if self._tls is not None:
-            self._tls.start()
+            self._tls.shake()
         self._handshake(HANDSHAKE_VERSION, now)
 
     def submit(self, call: Call, now: float) -> None:

@@ -1,7 +1,7 @@
 """TLS and SASL without sockets: who we say we are, and how bytes are hidden.
 
-`security=` takes an `ssl.SSLContext`, a `Plain` or `Scram`, or a `Security` of both. `TlsLayer`
-turns ciphertext into plaintext and back in memory, so every driver gets it from the core.
+`security=` takes an `ssl.SSLContext`, a `Plain` or `Scram`, or a `Security` of both. TLS itself is
+`raftmq.tls`, in memory, so every driver gets it from the core.
 SCRAM (RFC 5802) also proves that the broker knows the password; a broker that does not is refused.
 """
 
@@ -14,9 +14,9 @@ import secrets
 import ssl
 import struct
 from collections.abc import Callable, Generator
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.types import Buffer
@@ -25,7 +25,6 @@ from raftmq_client.errors import AuthenticationError, UsageError
 SASL_HANDSHAKE: Final = 17
 SASL_AUTHENTICATE: Final = 36
 SASL_VERSION: Final = 1
-_STAGE_BYTES: Final = 64 * 1024
 _ITERATIONS_MIN: Final = 4_096
 _ITERATIONS_MAX: Final = 1_000_000
 
@@ -192,88 +191,6 @@ def decode_token(body: Buffer) -> tuple[int, str, bytes]:
         raise RemoteProtocolError("a SaslAuthenticate answer is malformed") from error
     token = data[position + 4 : position + 4 + max(0, size)]
     return code, message, token
-
-
-@define(eq=False)
-class TlsLayer:
-    """One TLS connection in memory."""
-
-    context: ssl.SSLContext
-    host: str
-    is_ready: bool = False
-    _stage: bytearray = field(factory=lambda: bytearray(_STAGE_BYTES))
-    _received: ssl.MemoryBIO = field(factory=ssl.MemoryBIO)
-    _to_send: ssl.MemoryBIO = field(factory=ssl.MemoryBIO)
-    _tls: ssl.SSLObject = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._tls = self.context.wrap_bio(
-            self._received, self._to_send, server_hostname=self.host or None
-        )
-
-    def start(self) -> None:
-        """Say hello."""
-        self._shake()
-
-    def buffer(self) -> memoryview:
-        """Where the next ciphertext goes."""
-        return memoryview(self._stage)
-
-    def received(self, count: int) -> None:
-        """Take ciphertext from `buffer()`.
-
-        Raises:
-            RemoteProtocolError: no TLS, or a certificate that is not trusted.
-        """
-        self._received.write(memoryview(self._stage)[:count])
-        if not self.is_ready:
-            self._shake()
-
-    def read_into(self, buffer: memoryview) -> int:
-        """Plaintext that is there; 0 when there is none.
-
-        Raises:
-            RemoteProtocolError: the ciphertext is broken, or the other side said goodbye.
-        """
-        if not self.is_ready:
-            return 0
-        try:
-            answer: Any = self._tls.read(len(buffer), buffer)
-        except ssl.SSLWantReadError:
-            return 0
-        except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS: {error}") from error
-        count: int = answer  # of bytes put into the buffer
-        if count == 0:
-            raise RemoteProtocolError("TLS: the broker closed the connection")
-        return count
-
-    def write(self, pieces: list[Buffer]) -> None:
-        """Hide what is to be sent."""
-        assert self.is_ready
-        for piece in pieces:
-            if len(piece):
-                self._tls.write(piece)
-
-    @property
-    def has_outgoing(self) -> bool:
-        """True when ciphertext waits to be sent."""
-        return self._to_send.pending > 0
-
-    def outgoing(self) -> list[Buffer]:
-        """Take the ciphertext."""
-        return [self._to_send.read()] if self._to_send.pending else []
-
-    def _shake(self) -> None:
-        try:
-            self._tls.do_handshake()
-            self.is_ready = True
-        except ssl.SSLWantReadError:
-            return
-        except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS: {error}") from error
-        except ssl.CertificateError as error:
-            raise RemoteProtocolError(f"TLS: {error}") from error
 
 
 def _fields(message: bytes) -> dict[str, str]:

@@ -564,6 +564,22 @@ REFUSALS: Final = Metric(
     ("bound",),
 )
 
+HANDSHAKES: Final = Metric(
+    "raftmq_tls_handshakes_total", "counter", "TLS handshakes of clients that came to their end"
+)
+HANDSHAKE_FAILURES: Final = Metric(
+    "raftmq_tls_handshake_failures_total",
+    "counter",
+    "TLS handshakes of clients that did not, by what was wrong: certificate (of either side), "
+    "protocol, closed by the client, timeout, half_open_max (it gave way to newer ones), bug",
+    ("reason",),
+)
+CERTIFICATES: Final = Metric(
+    "raftmq_certificate_expires_timestamp_seconds",
+    "gauge",
+    "When the first certificate of a listener's chain ceases to be valid, in Unix time",
+    ("listener",),
+)
 _TOPIC: Final = (
     (
         Metric(
@@ -634,6 +650,12 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[ADMIN_BUGS].add((kind,), count)
     for bound, count in sorted(node.broker.metrics.refusals.items()):
         scrape[REFUSALS].add((bound,), count)
+    if node.tls:
+        scrape[HANDSHAKES].add((), node.broker.metrics.handshakes)
+    for reason, count in sorted(node.broker.metrics.handshake_failures.items()):
+        scrape[HANDSHAKE_FAILURES].add((reason,), count)
+    for name, tls in node.tls.items():
+        scrape[CERTIFICATES].add((name,), tls.expires_s)
     yield None
     topics = node.partitions.topic_counts
     names = sorted(topics)
@@ -665,6 +687,9 @@ SERVER: Final = Collector(
         BUGS,
         ADMIN_BUGS,
         REFUSALS,
+        HANDSHAKES,
+        HANDSHAKE_FAILURES,
+        CERTIFICATES,
         *(metric for metric, _ in _TOPIC),
         TOPICS_LEFT_OUT,
     ),

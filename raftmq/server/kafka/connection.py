@@ -36,7 +36,8 @@ from raftmq.runtime.loop import (
     SMALL_RECEIVE_COST,
     LoopBudget,
 )
-from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, LowWater
+from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, ByteSocket, LowWater
+from raftmq.runtime.tls import TlsLowWater, TlsSocket
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.leader_waits import Hold
@@ -207,7 +208,7 @@ class Connection:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: ByteSocket,
         peer: str,
         shared: Shared,
         on_closed: Callable[[], None],
@@ -622,6 +623,9 @@ class Connection:
         frame.size = size
         memory.hold(frame, len(pending))
 
+    def _low_water(self) -> LowWater:
+        return LowWater(self._sock)
+
     def _drop_partial(self) -> None:
         frame, self._partial = self._partial, None
         if frame is not None:
@@ -637,7 +641,7 @@ class Connection:
             shared.piece = memoryview(bytearray(PIECE_BYTES_MAX))
         frame = bytearray(pending[4:])
         self._pending = b""
-        self._large = LowWater(self._sock)
+        self._large = self._low_water()
         self._become(ConnectionState.RECEIVING)
         try:
             memory.shrink(partial, 4)
@@ -701,3 +705,36 @@ class Connection:
     def _refused(self, error: RemoteProtocolError) -> None:
         self._shared.metrics.protocol_errors += 1
         _log.warning("connection closed: bad request", peer=self.peer, why=str(error))
+
+
+class TlsConnection(Connection):
+    """One client whose bytes are encrypted, once its handshake is over.
+
+    What is decrypted and not read yet wakes no epoll. So it rests only where there is none of it; a
+    task, which reads until there is none, has no such trouble.
+    """
+
+    __slots__ = ("_hidden",)
+
+    def __init__(
+        self,
+        sock: TlsSocket,
+        peer: str,
+        shared: Shared,
+        on_closed: Callable[[], None],
+        caller: Caller,
+    ) -> None:
+        super().__init__(sock, peer, shared, on_closed, caller)
+        self._hidden = sock
+
+    def open(self) -> None:
+        """Serve from now on; what came with the end of the handshake at once."""
+        super().open()
+        if self.state is ConnectionState.AT_REST and self._hidden.has_unread:
+            self._to_task()
+
+    def _must_wait(self) -> bool:
+        return self._hidden.has_unread or super()._must_wait()
+
+    def _low_water(self) -> LowWater:
+        return TlsLowWater(self._sock)

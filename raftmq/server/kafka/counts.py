@@ -79,6 +79,8 @@ class ServerCounts:
         admin_bugs: exceptions of ours that cost a request at the admin port, by kind.
         bugs: exceptions of ours that cost a connection, by kind.
         refusals: what was refused or closed, by the bound (a config key) that was reached.
+        handshakes: those of TLS that came to their end.
+        handshake_failures: those that did not, by what was wrong.
     """
 
     __slots__ = (
@@ -92,6 +94,8 @@ class ServerCounts:
         "connections_accepted",
         "connections_refused",
         "direct_sends",
+        "handshake_failures",
+        "handshakes",
         "parked_fetches",
         "protocol_errors",
         "read_aheads",
@@ -104,6 +108,8 @@ class ServerCounts:
         self.admin_bugs: dict[str, int] = {}
         self.bugs: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
+        self.handshake_failures: dict[str, int] = {}
+        self.handshakes = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_sendfile = 0
@@ -132,6 +138,10 @@ class ServerCounts:
         """Count an exception of ours that cost a request at the admin port, or its connection."""
         kind = type(error).__name__
         self.admin_bugs[kind] = self.admin_bugs.get(kind, 0) + 1
+
+    def fail_handshake(self, why: str) -> None:
+        """Count a handshake of TLS that failed."""
+        self.handshake_failures[why] = self.handshake_failures.get(why, 0) + 1
 
     def refuse(self, bound: str) -> None:
         """Count something that a bound refused."""

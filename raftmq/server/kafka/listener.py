@@ -13,21 +13,25 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from raftmq.config import PLAINTEXT
 from raftmq.logs import RateLimitedLog
+from raftmq.runtime.certificates import subject
 from raftmq.runtime.loop import LoopBudget
+from raftmq.runtime.tls import TlsSocket
 from raftmq.server.kafka.caller import Caller
-from raftmq.server.kafka.connection import Begin, Connection, Shared
+from raftmq.server.kafka.connection import Begin, Connection, Shared, TlsConnection
 from raftmq.server.kafka.counts import ServerCounts
+from raftmq.server.kafka.handshakes import Contexts, Handshakes
 from raftmq.server.kafka.limits import Limits, TokenBucket, canonical_host
 from raftmq.server.kafka.replies import Drains, ReplyBatch
 from raftmq.server.kafka.request_memory import RequestMemory
+from raftmq.tls import TlsLayer
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_PASS: Final = 16
@@ -66,12 +70,18 @@ def open_listen_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
+Connect: TypeAlias = Callable[[Callable[[], None], Caller], Connection]
+"""connect(on_closed, caller): a connection on a socket of its own."""
+
+
 @frozen(slots=True)
 class Listening:
     """One listener of a node, and the socket by which it accepts."""
 
     sock: socket.socket
     name: str = PLAINTEXT
+    tls: Contexts | None = None
+    """Where every byte is encrypted."""
 
 
 class ClientPort:
@@ -93,7 +103,8 @@ class ClientPort:
         self.metrics = metrics
         self.shared = Shared(begin, limits, metrics, ReplyBatch(drains), memory, budget)
         self.connections: dict[int, Connection] = {}
-        self._hosts: dict[str, int] = {}  # open connections by the address they came from
+        self.handshakes = Handshakes(metrics, self.shared.failed)
+        self._hosts: dict[str, int] = {}  # open and half open ones by the address they came from
         self._next_id = 0
         self._pause = pause
         self._accepting = trio.CancelScope()
@@ -147,6 +158,7 @@ class ClientPort:
         `answer_parked` answers the requests that only wait for something to happen.
         """
         self._accepting.cancel()
+        self.handshakes.close()
         for connection in list(self.connections.values()):
             connection.finish()
         answer_parked()
@@ -156,6 +168,7 @@ class ClientPort:
 
     def hang_up_all(self) -> None:
         """End every connection (the node stops)."""
+        self.handshakes.close()
         for connection in list(self.connections.values()):
             connection.close()
 
@@ -180,7 +193,7 @@ class ClientPort:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
                 continue  # this one client is gone already (ECONNABORTED and its kin)
-            self._take(sock, _peer_name(address), listener.name, descriptors_max)
+            self._take(sock, _peer_name(address), listener, descriptors_max)
             answered += 1
             if rate and (wait_ms := pace.wait_ms()):
                 self.metrics.refuse("connection_creation_rate_max")
@@ -188,12 +201,17 @@ class ClientPort:
             elif answered % ACCEPTS_PER_PASS == 0:  # a flood must not hold the loop
                 await trio.lowlevel.checkpoint()
 
-    def _take(self, sock: socket.socket, peer: str, listener: str, descriptors_max: int) -> None:
+    def _take(
+        self, sock: socket.socket, peer: str, listener: Listening, descriptors_max: int
+    ) -> None:
         """Serve a client that was accepted, or refuse it."""
         try:
             bound = self._full(sock, _host(peer), descriptors_max)
             if bound is None:
-                self.adopt(sock, peer, listener)
+                if listener.tls is None:
+                    self.adopt(sock, peer, listener.name)
+                else:
+                    self._begin_handshake(sock, peer, listener, listener.tls)
                 return
             self.metrics.connections_refused += 1
             self.metrics.refuse(bound)
@@ -207,7 +225,7 @@ class ClientPort:
         limits = self.limits
         if sock.fileno() >= descriptors_max:
             return "descriptors_reserved"  # the kernel gives the lowest number that is free
-        if len(self.connections) >= limits.connections_max:
+        if len(self.connections) + len(self.handshakes) >= limits.connections_max:
             return "connections_max"
         of_host = self._hosts.get(host, 0)
         if limits.connections_per_ip_overrides:
@@ -220,18 +238,51 @@ class ClientPort:
 
     def adopt(self, sock: socket.socket, peer: str, listener: str = PLAINTEXT) -> Connection:
         """Serve a connected socket from now on."""
+        self._prepare(sock)
+        caller = Caller(host=_host(peer), listener=listener)
+        self._enter(caller.host)
+        try:
+            return self._serve(partial(Connection, sock, peer, self.shared), caller)
+        except BaseException:
+            self._leave(caller.host)
+            raise
+
+    def _begin_handshake(
+        self, sock: socket.socket, peer: str, listener: Listening, tls: Contexts
+    ) -> None:
+        """Serve a connected socket once its handshake is over; until then it is a client of its
+        host, and no connection yet."""
+        self._prepare(sock)
+        caller = Caller(host=_host(peer), listener=listener.name)
+
+        def is_over(layer: TlsLayer | None) -> None:
+            if layer is None:
+                self._leave(caller.host)
+                return
+            try:
+                connect = partial(TlsConnection, TlsSocket(sock, layer), peer, self.shared)
+                self._serve(connect, _certified(caller, layer))
+            except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
+                self.shared.failed(error, peer)
+                self._leave(caller.host)
+                sock.close()
+
+        self._enter(caller.host)
+        work = partial(self.handshakes.run, sock, tls, listener.name, peer, is_over)
+        self.shared.spawn(work)
+
+    def _prepare(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError):  # it is gone already: the first read will say so
                 self._set_options(sock)
+
+    def _serve(self, connect: Connect, caller: Caller) -> Connection:
         self._next_id += 1
         connection_id = self._next_id
-        host = _host(peer)
-        closed = partial(self._closed, connection_id, host)
-        caller = Caller(host=host, listener=listener)
-        connection = Connection(sock, peer, self.shared, closed, caller)
+        # What raises here leaves nothing behind; what comes later costs the connection.
+        connection = connect(partial(self._closed, connection_id, caller.host), caller)
         self.connections[connection_id] = connection
-        self._hosts[host] = self._hosts.get(host, 0) + 1
         self.metrics.connections += 1
         self.metrics.connections_accepted += 1
         try:
@@ -255,12 +306,18 @@ class ClientPort:
 
     def _closed(self, connection_id: int, host: str) -> None:
         del self.connections[connection_id]
-        self._hosts[host] -= 1
-        if not self._hosts[host]:
-            del self._hosts[host]
+        self._leave(host)
         self.metrics.connections -= 1
         if not self.connections:
             self._emptied.set()
+
+    def _enter(self, host: str) -> None:
+        self._hosts[host] = self._hosts.get(host, 0) + 1
+
+    def _leave(self, host: str) -> None:
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
 
     async def _sweep(self) -> None:
         while True:
@@ -277,6 +334,14 @@ class ClientPort:
             except Exception as error:  # noqa: BLE001 - no connection's bug; the next look tries again
                 self.metrics.bug(error)
                 _log.error("a look at all clients met a bug", why=repr(error), exc_info=error)
+
+
+def _certified(caller: Caller, layer: TlsLayer) -> Caller:
+    """The client as its certificate names it, if it showed one."""
+    certificate = layer.peer_certificate
+    if certificate is None:
+        return caller
+    return evolve(caller, principal=f"User:{subject(certificate)}")
 
 
 def _host(peer: str) -> str:

@@ -32,6 +32,7 @@ from raftmq.errors import RaftmqError
 from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, File, Span
 from raftmq.runtime.loop import Parker
+from raftmq.runtime.sockets import ByteSocket
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.request_memory import RequestMemory
@@ -185,6 +186,7 @@ class ReplyQueue:
         "_batch",
         "_bytes",
         "_connection",
+        "_has_sendfile",
         "_is_barred",
         "_is_closed",
         "_is_pumping",
@@ -206,7 +208,7 @@ class ReplyQueue:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: ByteSocket,
         limits: Limits,
         memory: RequestMemory,
         metrics: ServerCounts,
@@ -214,6 +216,7 @@ class ReplyQueue:
         batch: ReplyBatch,
     ) -> None:
         self._sock = sock
+        self._has_sendfile = isinstance(sock, socket.socket)  # else each byte is encrypted here
         self._limits = limits
         self._memory = memory
         self._metrics = metrics
@@ -545,7 +548,7 @@ class ReplyQueue:
             self._warm_end = self._span_sent + size
         try:
             descriptor = span.file.fileno()
-            if descriptor >= 0:
+            if descriptor >= 0 and self._has_sendfile:
                 sent = os.sendfile(self._sock.fileno(), descriptor, position, size)
                 self._metrics.bytes_sendfile += sent
             else:

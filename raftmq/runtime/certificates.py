@@ -1,0 +1,306 @@
+"""What a TLS listener shows and whom it trusts: PEM files become a context, again when they change.
+
+A context is replaced as a whole, so new connections are made by the new one and those that are open
+go on as they are. What cannot be loaded replaces nothing: a pair of files is often replaced one
+after the other. Every refusal names its key and its file, and never says what is in it.
+
+Reads of a certificate only what is to be known beside OpenSSL's verdict: until when it is valid,
+and its subject as Java writes it. Only files of operators come here, and what OpenSSL verified.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from attrs import frozen
+
+from raftmq.config import ClientListener, ConfigError
+
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\r?\n.+?-----END CERTIFICATE-----", re.DOTALL)
+_VERIFY: Final = {
+    "off": ssl.CERT_NONE,
+    "wanted": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+T = TypeVar("T")
+Mark = tuple[tuple[int, int, int], ...]
+"""Inode, size and time of change of each file: what tells that one was replaced."""
+
+
+@frozen(slots=True)
+class Certificates:
+    """What was loaded of a listener's files.
+
+    Attributes:
+        context: for new connections.
+        expires_s: when the first certificate of the node's chain ceases to be valid, in Unix time.
+        mark: of the files, as they were before they were read.
+    """
+
+    context: ssl.SSLContext
+    expires_s: float
+    mark: Mark
+
+
+class ServerTls:
+    """The certificates of one listener, as they were loaded last."""
+
+    def __init__(self, listener: ClientListener) -> None:
+        """Load them.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        self.listener = listener
+        self._loaded = load(listener)
+        self._failed: Mark = ()
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For a connection that begins now."""
+        return self._loaded.context
+
+    @property
+    def expires_s(self) -> float:
+        """When the first certificate of the chain ceases to be valid, in Unix time."""
+        return self._loaded.expires_s
+
+    def look(self, *, must_load: bool) -> Certificates | None:
+        """Load the files if they changed, or in any case; None where nothing has to be done. In a
+        worker thread: a disk may be slow, a key long.
+
+        Raises:
+            ConfigError: a file cannot be used; told once for each state of the files.
+        """
+        mark = _mark(self.listener)
+        if not must_load and mark in (self._loaded.mark, self._failed):
+            return None
+        self._failed = mark
+        return load(self.listener)
+
+    def take(self, loaded: Certificates) -> None:
+        """Use these from now on."""
+        self._loaded = loaded
+        self._failed = ()
+
+
+def load(listener: ClientListener) -> Certificates:
+    """Read a listener's files.
+
+    Raises:
+        ConfigError: one cannot be used; it names the key and the file.
+    """
+    mark = _mark(listener)
+    certificate, key = listener.certificate_file, listener.key_file
+    assert certificate is not None, "checked with the configuration"
+    assert key is not None, "checked with the configuration"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # What a session would save is a handshake in a worker, for connections that last for hours;
+    # and a resumed one would not be asked again for a certificate that was withdrawn.
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.num_tickets = 0
+    text = _text(listener, "certificate_file", certificate)
+    if _read(listener, "key_file", key, lambda: os.stat(key).st_mode) & stat.S_IROTH:
+        raise _refusal(listener, "key_file", key, "everyone may read it: chmod o-r")
+    try:
+        expires_s = min(not_after(der) for der in _certificates(text))
+    except (ValueError, IndexError):
+        raise _refusal(listener, "certificate_file", certificate, "no certificate in PEM") from None
+    is_encrypted = "ENCRYPTED" in _text(listener, "key_file", key)
+    password = ""  # never asked for on a terminal, which OpenSSL would do by itself
+    if listener.key_password_file is not None:
+        password = _text(listener, "key_password_file", listener.key_password_file)
+    try:
+        context.load_cert_chain(certificate, key, password.rstrip("\r\n"))
+    except ssl.SSLError as error:
+        why = _why(error, is_encrypted=is_encrypted, has_password=bool(password))
+        raise _refusal(listener, "key_file", key, f"{why} (certificate: {certificate})") from None
+    except OSError as error:
+        raise _refusal(listener, "key_file", key, error.strerror or str(error)) from None
+    context.verify_mode = _VERIFY[listener.client_certificates]
+    if listener.client_ca_file is not None:
+        ca_text = _text(listener, "client_ca_file", listener.client_ca_file)
+        try:
+            context.load_verify_locations(cadata=ca_text)
+        except (ssl.SSLError, ValueError):
+            why = "no certificate in PEM"
+            raise _refusal(listener, "client_ca_file", listener.client_ca_file, why) from None
+    return Certificates(context, expires_s, mark)
+
+
+def _why(error: ssl.SSLError, *, is_encrypted: bool, has_password: bool) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "it is not the key of the certificate"
+    if is_encrypted and has_password:
+        return "key_password_file does not open it"
+    if is_encrypted:
+        return "it is encrypted; say in key_password_file with what"
+    return "no private key in PEM, or not one that can be used"
+
+
+def _text(listener: ClientListener, key: str, path: Path) -> str:
+    try:
+        return _read(listener, key, path, path.read_text)
+    except UnicodeDecodeError:
+        raise _refusal(listener, key, path, "not a text file") from None
+
+
+def _read(listener: ClientListener, key: str, path: Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except OSError as error:
+        raise _refusal(listener, key, path, error.strerror or str(error)) from None
+
+
+def _refusal(listener: ClientListener, key: str, path: Path, why: str) -> ConfigError:
+    return ConfigError(f"key 'listeners': {listener.name}: {key} {path}: {why}")
+
+
+def _mark(listener: ClientListener) -> Mark:
+    files = (
+        listener.certificate_file,
+        listener.key_file,
+        listener.key_password_file,
+        listener.client_ca_file,
+    )
+    marks = []
+    for path in files:
+        try:
+            found = os.stat(path) if path is not None else None
+        except OSError:
+            found = None  # whoever loads it says so
+        marks.append((found.st_ino, found.st_size, found.st_mtime_ns) if found else (0, 0, 0))
+    return tuple(marks)
+
+
+# ---- what stands in a certificate ----
+
+_SEQUENCE, _SET, _OID, _VERSION = 0x30, 0x31, 0x06, 0xA0
+_UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
+_KEYWORDS: Final = {
+    "2.5.4.3": "CN",
+    "2.5.4.6": "C",
+    "2.5.4.7": "L",
+    "2.5.4.8": "ST",
+    "2.5.4.9": "STREET",
+    "2.5.4.10": "O",
+    "2.5.4.11": "OU",
+    "0.9.2342.19200300.100.1.1": "UID",
+    "0.9.2342.19200300.100.1.25": "DC",
+}
+"""Of RFC 2253; Java writes any other attribute as its number and the bytes of its value."""
+_ENCODINGS: Final = {
+    0x0C: "utf-8",
+    0x13: "ascii",
+    0x14: "latin-1",
+    0x16: "ascii",
+}
+"""Of a value's kinds of text; any other is written as bytes."""
+_ESCAPED: Final = ',=+<>#;"\\'
+"""As Java does it, some more than RFC 2253 asks for."""
+
+
+def _certificates(pem: str) -> Iterator[bytes]:
+    for block in _PEM.findall(pem):
+        yield ssl.PEM_cert_to_DER_cert(block)
+
+
+def not_after(der: bytes) -> float:
+    """Until when a certificate is valid, in Unix time.
+
+    Raises:
+        ValueError: it is no certificate; also IndexError.
+    """
+    _, end_of_validity = _items(_fields(der)[3])
+    tag, value = end_of_validity
+    text = value.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("20" if int(text[:2]) < 50 else "19") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("no time")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def subject(der: bytes) -> str:
+    """The subject of a certificate as Java's `X500Principal.getName()` writes it (RFC 2253).
+
+    Raises:
+        ValueError: it is no certificate; also IndexError.
+    """
+    names = []
+    for tag, part in _items(_fields(der)[4]):
+        if tag != _SET:
+            raise ValueError("no part of a name")
+        names.append("+".join(_attribute(value) for _, value in _items(part)))
+    return ",".join(reversed(names))
+
+
+def _attribute(data: bytes) -> str:
+    (oid_tag, oid), (tag, value) = _items(data)
+    if oid_tag != _OID:
+        raise ValueError("no attribute of a name")
+    number = _dotted(oid)
+    keyword = _KEYWORDS.get(number)
+    if keyword is None or tag not in _ENCODINGS:
+        return f"{keyword or number}=#{(bytes([tag]) + _length(len(value)) + value).hex()}"
+    text = value.decode(_ENCODINGS[tag])
+    escaped = "".join(f"\\{c}" if c in _ESCAPED else c.replace("\0", "\\00") for c in text)
+    start = len(escaped) - len(escaped.lstrip(" "))
+    inner = escaped.strip(" ")
+    end = len(escaped) - start - len(inner)
+    space = "\\ "
+    return f"{keyword}={space * start}{inner}{space * end}"
+
+
+def _fields(der: bytes) -> list[bytes]:
+    """Of the certificate: serial number, algorithm, issuer, validity, subject, and what follows."""
+    ((_, certificate),) = _items(der)
+    fields = _items(_items(certificate)[0][1])
+    if fields[0][0] == _VERSION:
+        del fields[0]
+    return [value for _, value in fields]
+
+
+def _items(data: bytes) -> list[tuple[int, bytes]]:
+    """The (tag, value) of each element of DER, one after the other."""
+    items = []
+    position = 0
+    while position < len(data):
+        tag, size = data[position], data[position + 1]
+        position += 2
+        if size & 0x80:
+            width = size & 0x7F
+            size = int.from_bytes(data[position : position + width], "big")
+            position += width
+        if position + size > len(data):
+            raise ValueError("cut off")
+        items.append((tag, data[position : position + size]))
+        position += size
+    return items
+
+
+def _length(size: int) -> bytes:
+    if size < 0x80:
+        return bytes([size])
+    width = (size.bit_length() + 7) // 8
+    return bytes([0x80 | width]) + size.to_bytes(width, "big")
+
+
+def _dotted(oid: bytes) -> str:
+    first = min(oid[0] // 40, 2)
+    numbers = [first, oid[0] - 40 * first]
+    value = 0
+    for byte in oid[1:]:
+        value = value << 7 | byte & 0x7F
+        if not byte & 0x80:
+            numbers.append(value)
+            value = 0
+    return ".".join(map(str, numbers))

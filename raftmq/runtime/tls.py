@@ -1,0 +1,179 @@
+"""TLS over a non-blocking socket that behaves like the socket itself.
+
+Who reads and writes goes on as with a plain one: `recv_into`, `send` and BlockingIOError mean what
+they mean there. Three promises make that true:
+
+- A receive that fills less than the buffer, or raises BlockingIOError, leaves nothing behind: what
+  comes next wakes whoever waits for the descriptor. One that fills the buffer may leave plaintext
+  in memory, of which no epoll knows (`has_unread`).
+- What `send` reports as sent is with the kernel. What is encrypted and did not fit there is
+  reported by a later call, which begins with the same bytes: as they are not taken back, so the
+  order of bytes is kept, and who waits until the socket is writable wakes for them.
+- Not more is encrypted in one call than a turn of the loop may take.
+
+Handshakes are not made here (`server/kafka/handshakes.py`). Renegotiation is off in the contexts.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Final
+
+from raftmq.errors import RemoteProtocolError
+from raftmq.runtime.sockets import LowWater
+from raftmq.tls import TlsEndedError, TlsLayer
+from raftmq.types import Buffer
+
+STAGE_BYTES: Final = 64 << 10
+"""Ciphertext is received in pieces of this many bytes, through one buffer of all connections."""
+CHUNK_BYTES: Final = 64 << 10
+"""So much is encrypted at a time: it stays in the processor's cache."""
+SEND_BYTES_MAX: Final = 1 << 20
+"""And so much in one call."""
+RECORD_BYTES_MAX: Final = (16 << 10) + 512
+"""Ciphertext of one record, which may have come in part and lies in memory."""
+
+_stage: Final = memoryview(bytearray(STAGE_BYTES))
+
+
+class TlsSocket:
+    """A connected socket whose handshake is over."""
+
+    __slots__ = ("_has_ended", "_layer", "_sealed", "_sock", "_taken")
+
+    def __init__(self, sock: socket.socket, layer: TlsLayer) -> None:
+        assert layer.is_ready, "handshakes are made elsewhere"
+        self._sock = sock
+        self._layer = layer
+        self._sealed = memoryview(b"")  # ciphertext that the kernel did not take yet
+        self._taken = 0  # bytes of plaintext that it hides at its end, not reported as sent yet
+        self._has_ended = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 once it is closed."""
+        return self._sock.fileno()
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """As the socket's."""
+        self._sock.setsockopt(level, option, value)
+
+    @property
+    def has_unread(self) -> bool:
+        """True when `recv_into` may find something that no epoll tells of."""
+        return self._layer.has_unread
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Plaintext that is there, at least a byte; 0 at the end of the stream.
+
+        Raises:
+            BlockingIOError: there is none.
+            OSError: the connection broke, or what came is no TLS of this connection.
+        """
+        count, is_dry = 0, False
+        while count < len(buffer):
+            try:
+                got = self._layer.read_into(buffer[count:])
+            except TlsEndedError:
+                self._has_ended = True
+                return count
+            except RemoteProtocolError as error:
+                raise ConnectionAbortedError(str(error)) from error
+            if got:
+                count += got
+                continue
+            if is_dry or self._has_ended:
+                break
+            try:
+                came = self._sock.recv_into(_stage)
+            except BlockingIOError:
+                break
+            self._has_ended = came == 0
+            is_dry = came < STAGE_BYTES
+            self._layer.feed(_stage[:came])
+        if self._layer.has_outgoing:  # an answer of TLS itself, such as a new key
+            with suppress(BlockingIOError):
+                self._flush(0)
+        if count == 0 and not self._has_ended:
+            raise BlockingIOError
+        return count
+
+    def recv(self, size: int) -> bytes:
+        """Ciphertext, to be thrown away: for who only waits for the other side's end."""
+        return self._sock.recv(size)
+
+    def send(self, data: Buffer, flags: int = 0) -> int:
+        """Send from the front of `data`; how many bytes the kernel has.
+
+        Raises:
+            BlockingIOError: none yet; call again with the same bytes at the front.
+            OSError: the connection broke.
+        """
+        sent = 0
+        if self._taken:
+            self._flush(flags)
+            sent, self._taken = self._taken, 0
+        view = memoryview(data)
+        end = min(len(view), SEND_BYTES_MAX)
+        while sent < end:
+            piece = view[sent : min(sent + CHUNK_BYTES, end)]
+            self._layer.write([piece])
+            self._taken = len(piece)
+            try:
+                self._flush(flags)
+            except BlockingIOError:
+                if not sent:
+                    raise
+                break
+            sent += self._taken
+            self._taken = 0
+        return sent
+
+    def _flush(self, flags: int) -> None:
+        """Give the kernel all ciphertext.
+
+        Raises:
+            BlockingIOError: it does not take all.
+        """
+        while True:
+            if not self._sealed:
+                pieces = self._layer.outgoing()
+                if not pieces:
+                    return
+                self._sealed = memoryview(pieces[0])
+            count = self._sock.send(self._sealed, flags)
+            self._sealed = self._sealed[count:]
+
+    def shutdown(self, how: int) -> None:
+        """Say goodbye and end the stream, in the direction `how`."""
+        self._part()
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        """Say goodbye if that needs no waiting, and close the socket."""
+        if self._sock.fileno() >= 0:
+            self._part()
+        self._sock.close()
+
+    def _part(self) -> None:
+        if self._taken or self._has_ended:
+            return
+        self._has_ended = True
+        # The other side may be gone already: then there is nobody to take leave of.
+        with suppress(OSError, RemoteProtocolError):
+            self._layer.end()
+            self._flush(0)
+
+
+class TlsLowWater(LowWater):
+    """The mark of a socket on which plaintext of a known size is still to come.
+
+    Part of it may lie in memory as an incomplete record, and so much less is to come of the socket:
+    a mark for all of it would never be reached.
+    """
+
+    __slots__ = ()
+
+    def wait_for(self, missing_bytes: int) -> None:
+        """Before waiting for the rest of a frame: be woken for much of it at once."""
+        super().wait_for(max(1, missing_bytes - RECORD_BYTES_MAX))
