@@ -87,9 +87,7 @@ def _perform_and_hold_heartbeats(self: Replica, ready: Any) -> None:
 
 def _remove_stranger(self: Partitions, action: Any) -> None:
     """What the image does not account for is deleted."""
-    for name, topic_id, index in self._folders():
-        if (topic_id, index) == (action.topic_id, action.partition):
-            self._remove_folder(f"{self._root}/{name}/partition-{index}")
+    self._remove_folder(f"{self._root}/{action.folder.path}")
 
 
 def _at_once(self: BrokerLifecycle) -> bool:

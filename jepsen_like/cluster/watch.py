@@ -17,6 +17,7 @@ from attrs import frozen
 from jepsen_like.cluster.commands_watch import CommandsWatch
 from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
+from raftmq.log.folders import FIRST_LIFE, partition_folder
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.partition.partition import Partition
@@ -366,10 +367,12 @@ class Watch:
         disk = self._world.node(node_id).disk
         if group == METADATA_GROUP:
             return f"{ROOT}/meta"
-        tail = f"-{group.topic_id}/partition-{group.partition}/"
-        for path in disk.files(f"{ROOT}/topics"):
-            if tail in path:
-                return path[: path.index(tail) + len(tail) - 1]
+        files = disk.files(f"{ROOT}/topics")
+        for life in (group.creation_epoch, FIRST_LIFE):
+            tail = f"-{group.topic_id}/{partition_folder(group.partition, life)}/"
+            for path in files:
+                if tail in path:
+                    return path[: path.index(tail) + len(tail) - 1]
         return None
 
     def bare_count(self, node_id: NodeId, group: RaftGroupId) -> int:

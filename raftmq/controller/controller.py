@@ -481,12 +481,15 @@ class Controller:
 
     def _news_of(self, key: tuple[TopicId, int]) -> MembersReport | None:
         """What the newest row of a partition says of its members, if the image does not."""
-        row = self._leaders.get(*key)
         image = self._engine.image
         topic = image.topic_by_id(key[0])
-        if row is None or topic is None or row.partition >= len(topic.partitions):
+        if topic is None or key[1] >= len(topic.partitions):
             return None
-        known, voters = topic.partitions[row.partition], tuple(sorted(row.voters))
+        known = topic.partitions[key[1]]
+        row = self._leaders.of(key[0], known)
+        if row is None:
+            return None
+        voters = tuple(sorted(row.voters))
         if not voters or row.leader_epoch < known.voters_epoch:
             return None
         if image.level >= LEVEL_OF_MOVES:
@@ -602,8 +605,7 @@ class Controller:
         if topic is None:
             return True  # deleted meanwhile: nothing to wait for
         return all(
-            self._leaders.get(topic_id, partition.index) is not None
-            for partition in topic.partitions
+            self._leaders.of(topic_id, partition) is not None for partition in topic.partitions
         )
 
     # ---- admin calls ----

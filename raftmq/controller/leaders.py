@@ -31,7 +31,7 @@ from raftmq.foreign import (
     TERM_MAX,
     decode_foreign,
 )
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import MetadataImage, PartitionImage
 from raftmq.promise import Promise
 from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, TopicId
 
@@ -100,8 +100,16 @@ class LeaderTable:
         return len(self._rows)
 
     def get(self, topic_id: TopicId, partition: int) -> LeaderRow | None:
-        """The newest row of a partition; None where no leader was ever known."""
+        """The newest row of a number, of whichever of its partitions; None where no leader was ever
+        known."""
         return self._rows.get((topic_id, partition))
+
+    def of(self, topic_id: TopicId, partition: PartitionImage) -> LeaderRow | None:
+        """The same, None also where only an earlier partition of that number is known to have had
+        a leader."""
+        row = self._rows.get((topic_id, partition.index))
+        is_earlier = row is not None and 0 <= row.creation_epoch < partition.creation_epoch
+        return None if is_earlier else row
 
     def on_change(self, callback: Callable[[LeaderRow, bool], None]) -> None:
         """Call `callback(row, is_own)` after each change."""
@@ -333,7 +341,7 @@ class LeaderBalance:
         led_since: dict[Key, tuple[int, float]] = {}
         for topic in image.topics_by_id():
             for partition in topic.partitions:
-                row = leaders.get(topic.topic_id, partition.index)
+                row = leaders.of(topic.topic_id, partition)
                 if row is None:
                     continue
                 key = row.key
@@ -409,7 +417,7 @@ class Evacuation:
             row
             for topic in image.topics_by_id()
             for partition in topic.partitions
-            if (row := leaders.get(topic.topic_id, partition.index)) is not None
+            if (row := leaders.of(topic.topic_id, partition)) is not None
         ]
         load = Counter(row.leader_id for row in rows)
         moves = []

@@ -419,7 +419,7 @@ def obstacle(
     image: MetadataImage, leaders: LeaderTable, key: Key, partition: PartitionImage
 ) -> str:
     """What keeps a partition's move from going on just now; "" when nothing does."""
-    row = leaders.get(*key)
+    row = leaders.of(key[0], partition)
     if row is None or image.live_epoch(row.leader_id) is None:
         down = [n for n in partition.voters if image.live_epoch(n) is None]
         if not down:
@@ -574,7 +574,7 @@ class _Turn:
     # ---- commands ----
 
     def _has_leader(self, key: Key) -> bool:
-        row = self._leaders.get(*key)
+        row = self._leaders.of(key[0], self._survey.partitions[key])
         return row is not None and self._image.live_epoch(row.leader_id) is not None
 
     def _order(
@@ -815,7 +815,7 @@ def node_progress(
     led = kept = 0
     for key in held:
         partition = survey.partitions[key]
-        row = leaders.get(*key)
+        row = leaders.of(key[0], partition)
         is_led = row is not None and row.leader_id == node_id and not _is_down(image, node_id)
         heirs = () if row is None else [n for n in row.isr if n in fit]
         led += is_led

@@ -4,7 +4,9 @@ Two images in, ordered actions out; the node performs them. Stops come before st
 
 Invariants: data is deleted only where the image holds an order that names this node and the
 partition's Raft group (`removals`, made by an applied delete or unassign command), never because
-something is absent; a folder that nothing accounts for is quarantined and reported.
+something is absent; a folder that nothing accounts for is quarantined and reported. A partition
+that goes and comes again under its number is another one: each life is started, ordered away and
+quarantined by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TypeAlias
 from attrs import frozen
 from immutables import Map
 
+from raftmq.log.folders import FIRST_LIFE, ReplicaFolder
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     MetadataImage,
@@ -22,7 +25,7 @@ from raftmq.metadata.image import (
     TopicImage,
     all_partitions,
 )
-from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicId, TopicPartition
+from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicPartition
 
 
 @frozen(slots=True)
@@ -32,6 +35,7 @@ class StartReplica:
     Attributes:
         voters: the members its group began with, the same on every node.
         is_return: this node is one of those and its group has let it go since, so it is none now.
+        is_first_life: its topic had no other partition of its number before.
     """
 
     group: RaftGroupId
@@ -40,11 +44,20 @@ class StartReplica:
     preferred_leader: NodeId
     configs: Map[str, str]
     is_return: bool = False
+    is_first_life: bool = True
+
+    @property
+    def life(self) -> int:
+        """Of which life its folder says to be."""
+        return FIRST_LIFE if self.is_first_life else self.group.creation_epoch
 
 
 @frozen(slots=True)
 class StopReplica:
-    """Stop a replica and delete its data, by order; then confirm with ConfirmRemoved."""
+    """Stop a replica and delete its data, by order; then confirm with ConfirmRemoved.
+
+    An order does not say whether its group was the first life of its number.
+    """
 
     group: RaftGroupId
     name: TopicPartition
@@ -73,8 +86,7 @@ class UpdateTarget:
 class Quarantine:
     """Move a folder aside and report it: the image does not account for it."""
 
-    topic_id: TopicId
-    partition: int
+    folder: ReplicaFolder
 
 
 Action: TypeAlias = StartReplica | StopReplica | UpdateConfigs | UpdateTarget | Quarantine
@@ -87,8 +99,9 @@ def reconcile(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> l
     actions: list[Action] = list(_stops(before, after, node_id))
     for topic in _changed_topics(before, after):
         old = before.topic_by_id(topic.topic_id)
+        lives = {} if old is None else {(p.index, p.creation_epoch): p for p in old.partitions}
         for partition in topic.partitions:
-            previous = _partition(old, partition.index)
+            previous = lives.get((partition.index, partition.creation_epoch))
             actions += _partition_actions(topic, partition, old, previous, node_id)
     if before.configs != after.configs:
         changed = {action.group for action in actions if isinstance(action, UpdateConfigs)}
@@ -104,7 +117,7 @@ def reconcile(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> l
 
 
 def at_start(
-    image: MetadataImage, node_id: NodeId, folders: Iterable[tuple[TopicId, int]]
+    image: MetadataImage, node_id: NodeId, folders: Iterable[ReplicaFolder]
 ) -> list[Action]:
     """Actions for a node that has just become ready: `folders` names what was found on its disk.
 
@@ -112,18 +125,19 @@ def at_start(
     partition that this node has not yet heard of would look unknown.
     """
     wanted = reconcile(EMPTY_IMAGE, image, node_id)
-    known = {
-        (action.group.topic_id, action.group.partition)
-        for action in wanted
-        if isinstance(action, StartReplica | StopReplica)
-    }
+    known: set[RaftGroupId] = set()
+    for action in wanted:
+        if isinstance(action, StartReplica):
+            known.add(action.group._replace(creation_epoch=action.life))
+        elif isinstance(action, StopReplica):
+            known |= {action.group, action.group._replace(creation_epoch=FIRST_LIFE)}
     # What a node is dismissed from stays as it is until it is ordered away, or is wanted again.
-    known |= {
-        (topic.topic_id, partition.index)
-        for topic, partition in all_partitions(image)
-        if node_id in partition.dismissed
-    }
-    strangers = [Quarantine(*folder) for folder in sorted(folders) if folder not in known]
+    for topic, partition in all_partitions(image):
+        if node_id in partition.dismissed:
+            group = topic.group_id(partition.index)
+            life = FIRST_LIFE if partition.is_first_life else group.creation_epoch
+            known.add(group._replace(creation_epoch=life))
+    strangers = [Quarantine(folder) for folder in sorted(folders) if folder.key not in known]
     return [*strangers, *wanted]
 
 
@@ -141,12 +155,6 @@ def _changed_topics(before: MetadataImage, after: MetadataImage) -> Iterator[Top
     for topic in after.topics_by_id():
         if before.topics.get(topic.name) is not topic:
             yield topic
-
-
-def _partition(topic: TopicImage | None, index: int) -> PartitionImage | None:
-    if topic is None or index >= len(topic.partitions):
-        return None
-    return topic.partitions[index]
 
 
 def _holds(partition: PartitionImage, node_id: NodeId) -> bool:
@@ -178,6 +186,7 @@ def _partition_actions(
             partition.preferred_leader,
             topic.configs,
             is_return=began and node_id not in partition.voters,
+            is_first_life=partition.is_first_life,
         )
     elif old_topic is not None and old_topic.configs != topic.configs:
         yield UpdateConfigs(name, group, topic.configs)

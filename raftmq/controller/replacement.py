@@ -98,7 +98,7 @@ def progress(
         held = [(t, p) for t, p in all_partitions(image) if holds(p, old_id)]
         stuck = []
         for topic, partition in held:
-            led = leaders.get(topic.topic_id, partition.index)
+            led = leaders.of(topic.topic_id, partition)
             if led is None or image.live_epoch(led.leader_id) is None:
                 stuck.append(f"{topic.name}-{partition.index}")
         is_settled = old_id not in voting

@@ -90,6 +90,8 @@ class PartitionImage:
         target_version: the offset of the last command that changed `replicas`, -1 before any.
         dismissed: nodes that were to hold it and are no longer wanted, and that may have data of
             it: they are ordered to delete it once they can no longer become voters.
+        after_epoch: its leader epochs are all above this one; -1 for the first partition that its
+            topic ever had under its number.
     """
 
     index: int
@@ -103,6 +105,12 @@ class PartitionImage:
     origin: Origin = Origin.NONE
     target_version: int = -1
     dismissed: tuple[NodeId, ...] = ()
+    after_epoch: int = -1
+
+    @property
+    def is_first_life(self) -> bool:
+        """False when its topic had another partition of its number before."""
+        return self.after_epoch < 0
 
     @property
     def preferred_leader(self) -> NodeId:

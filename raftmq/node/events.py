@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from raftmq.controller.leaders import Key, LeaderRow
+from raftmq.log.folders import read_partition_folder
 from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import Claimed, ClaimGroup, Envelope, GroupDone, ReleaseGroup, Result
 from raftmq.metadata.image import MetadataImage
@@ -306,4 +307,6 @@ def _partition_of(path: str) -> tuple[str, int]:
     *_, folder, partition, _ = path.split("/")
     if partition == "meta":
         return METADATA_TOPIC, 0
-    return folder[:-37], int(partition.removeprefix("partition-"))
+    read = read_partition_folder(partition)
+    assert read is not None, path
+    return folder[:-37], read[0]

@@ -17,7 +17,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from typing import Final
-from uuid import UUID
 
 from attrs import frozen
 
@@ -35,6 +34,12 @@ from raftmq.controller.reconciler import (
 )
 from raftmq.counts import ReplicaCounts, TopicCounts
 from raftmq.errors import ErrorCode, KafkaError, RaftmqError
+from raftmq.log.folders import (
+    FIRST_LIFE,
+    find_folders,
+    partition_folder,
+    topic_folder,
+)
 from raftmq.log.hard_state import GroupState
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
@@ -44,9 +49,10 @@ from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.targets import Targets
 from raftmq.partition.parked import Deadlines
-from raftmq.partition.partition import Partition, PartitionRegistry
+from raftmq.partition.partition import Partition
 from raftmq.partition.ports import NO_OFFSET
 from raftmq.partition.producer_state import ProducerCheckpoints
+from raftmq.partition.registry import PartitionRegistry
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.promise import Promise
@@ -233,7 +239,7 @@ class Partitions:
 
     async def start(self) -> None:
         """Run all that a current image says this node should run; return when it does."""
-        folders = self._find_folders()
+        folders = find_folders(self._plane.disk, self._root)
         actions = at_start(self._engine.image, self._plane.node_id, folders)
         self._engine.on_image(self._image_changed)  # `run` does what changes meanwhile
         self._obey_configs()
@@ -309,7 +315,7 @@ class Partitions:
 
     def _make_topic_folders(self, actions: Sequence[StartReplica]) -> None:
         """Before two replicas of a topic are made at once: each may count on its folder's name."""
-        folders = {self._folder(a.name, a.group.topic_id).rpartition("/")[0] for a in actions}
+        folders = {self._folder(action).rpartition("/")[0] for action in actions}
         for folder in sorted(folders):
             with suppress(DiskError):  # each replica's own start meets it again, and reports it
                 self._plane.disk.make_directories(folder)
@@ -356,9 +362,7 @@ class Partitions:
             deadlines=self._deadlines,
             clock=self._plane.clock,
             on_broken_invariant=self._plane.fail,
-            checkpoints=ProducerCheckpoints(
-                self._plane.disk, self._folder(action.name, action.group.topic_id)
-            ),
+            checkpoints=ProducerCheckpoints(self._plane.disk, self._folder(action)),
             counts=self.topic_counts.setdefault(action.name.topic, TopicCounts()),
             replica_counts=self.counts,
             workers=self._plane.batch_openers,
@@ -372,7 +376,7 @@ class Partitions:
         opener = ReplicaOpener(
             self._opening,
             action.group,
-            self._folder(action.name, action.group.topic_id),
+            self._folder(action),
             initial=Configuration(voters=tuple(sorted(action.voters))),
             log_config=log_config(configs),
             is_return=action.is_return,
@@ -433,11 +437,10 @@ class Partitions:
         replica = self._replicas.get(start.group)
         if replica is None or not replica.lacks_space:
             return
-        partition = self.registry.by_id(start.group.topic_id, start.group.partition)
+        partition = self.registry.by_group(start.group)
         if partition is not None:
             partition.close(ErrorCode.KAFKA_STORAGE_ERROR)
-            self.registry.remove(partition)
-            self._transactions.removed(partition.topic_id, partition.index)
+            self._unregister(partition)
         del self._replicas[start.group]
         self._plane.multiraft.unregister(start.group)
         replica.log.close()
@@ -445,11 +448,15 @@ class Partitions:
         await self._start(start)
 
     def _close(self, group: RaftGroupId) -> Partition | None:
-        partition = self.registry.by_id(group.topic_id, group.partition)
-        if partition is None or partition.group != group:
-            return None
-        partition.close()
+        partition = self.registry.by_group(group)
+        if partition is not None:
+            partition.close()
         return partition
+
+    def _unregister(self, partition: Partition) -> None:
+        self.registry.remove(partition)
+        if self.registry.by_id(partition.topic_id, partition.index) is None:
+            self._transactions.removed(partition.topic_id, partition.index)
 
     def _is_counted_on(self, group: RaftGroupId) -> bool:
         """True while a leader is heard that counts the replica, as far as this one knows. One that
@@ -470,8 +477,7 @@ class Partitions:
             return
         partition = self._close(action.group)
         if partition is not None:
-            self.registry.remove(partition)
-            self._transactions.removed(partition.topic_id, partition.index)
+            self._unregister(partition)
             self._forget_counts(action.name.topic, self._engine.image)
         replica = self._replicas.pop(action.group, None)
         self._started.pop(action.group, None)
@@ -492,8 +498,7 @@ class Partitions:
             self._has_left(action.group)
         else:
             self._plane.journal.forget(action.group)
-        folder = self._folder(action.name, action.group.topic_id)
-        await self._tasks.in_thread(partial(self._remove_folder, folder))
+        await self._tasks.in_thread(partial(self._remove_folders, action))
         self._control.replica_removed(action.group)
         logger.info("replica deleted", topic=action.name.topic, partition=action.name.partition)
 
@@ -502,9 +507,7 @@ class Partitions:
     def _lives(self, group: RaftGroupId) -> bool:
         """True while other nodes may still run the group, so that it may come back to this one."""
         topic = self._engine.image.topic_by_id(group.topic_id)
-        if topic is None or not 0 <= group.partition < len(topic.partitions):
-            return False
-        return topic.group_id(group.partition) == group
+        return topic is not None and topic.has(group)
 
     def _find_left(self) -> None:
         """Learn from the journal which groups this node has left, as far as they still matter."""
@@ -512,8 +515,12 @@ class Partitions:
         for group in journal.groups():
             state = journal.get(group)
             is_mark = state is not None and state == GroupState(bootstrapped=state.bootstrapped)
-            if is_mark and group != METADATA_GROUP and not holds(self._plane.node_id, group):
+            if not is_mark or group == METADATA_GROUP or holds(self._plane.node_id, group):
+                continue
+            if self._lives(group):
                 self._has_left(group)
+            else:
+                journal.forget(group)  # no node will ever run it again
 
     def _has_left(self, group: RaftGroupId) -> None:
         self._left.setdefault(group.topic_id, set()).add(group)
@@ -553,7 +560,7 @@ class Partitions:
             self._plane.multiraft.touch(replica.group)
 
     def _configure(self, action: UpdateConfigs) -> None:
-        partition = self.registry.by_id(action.group.topic_id, action.group.partition)
+        partition = self.registry.by_group(action.group)
         replica = self._replicas.get(action.group)
         if partition is None or replica is None:
             return
@@ -562,41 +569,35 @@ class Partitions:
         replica.log.configure(log_config(configs))
 
     def _quarantine(self, action: Quarantine) -> None:
-        for name, topic_id, index in self._folders():
-            if (topic_id, index) != (action.topic_id, action.partition):
-                continue
-            source = f"{self._root}/{name}/partition-{index}"
-            shelf = f"{self._plane.folder.path}/quarantine"
-            self._plane.disk.make_directories(shelf)
-            target = f"{shelf}/{name}-partition-{index}-{self._plane.clock.wall_ms()}"
-            self._plane.disk.rename(source, target)
-            self._plane.disk.sync_directory(shelf)
-            self._plane.disk.sync_directory(f"{self._root}/{name}")
-            self.quarantined.append(target)
-            logger.warning("unknown folder moved aside", folder=source, to=target)
+        disk, path = self._plane.disk, action.folder.path
+        source = f"{self._root}/{path}"
+        shelf = f"{self._plane.folder.path}/quarantine"
+        disk.make_directories(shelf)
+        target = f"{shelf}/{path.replace('/', '-')}-{self._plane.clock.wall_ms()}"
+        disk.rename(source, target)
+        disk.sync_directory(shelf)
+        disk.sync_directory(source.rpartition("/")[0])
+        self.quarantined.append(target)
+        logger.warning("unknown folder moved aside", folder=source, to=target)
 
     # ---- folders ----
 
-    def _folder(self, name: TopicPartition, topic_id: TopicId) -> str:
-        return f"{self._root}/{name.topic}-{topic_id}/partition-{name.partition}"
+    def _folder(self, action: StartReplica) -> str:
+        return self._folder_of(action.group, action.name.topic, action.life)
 
-    def _folders(self) -> list[tuple[str, TopicId, int]]:
-        """(folder name, topic id, partition) of everything below `topics/`."""
-        disk = self._plane.disk
-        found = []
-        for name in disk.list(self._root):
-            try:
-                topic_id = TopicId(UUID(name[-36:]))
-            except ValueError:
-                continue
-            for child in disk.list(f"{self._root}/{name}"):
-                head, _, index = child.partition("partition-")
-                if not head and index.isdigit():
-                    found.append((name, topic_id, int(index)))
-        return found
+    def _folder_of(self, group: RaftGroupId, topic: str, life: int) -> str:
+        name = topic_folder(topic, group.topic_id)
+        return f"{self._root}/{name}/{partition_folder(group.partition, life)}"
 
-    def _find_folders(self) -> list[tuple[TopicId, int]]:
-        return [(topic_id, index) for _, topic_id, index in self._folders()]
+    def _remove_folders(self, action: StopReplica) -> None:
+        """Delete what an order names. A later life's folder says of which group it is. Where there
+        is none, the first life's goes: if that was not meant, it had ended before what was meant
+        began, and its end had ordered all of it away."""
+        name, group = action.name, action.group
+        folder = self._folder_of(group, name.topic, group.creation_epoch)
+        if not self._plane.disk.exists(folder):
+            folder = self._folder_of(group, name.topic, FIRST_LIFE)
+        self._remove_folder(folder)
 
     def _remove_folder(self, folder: str) -> None:
         disk = self._plane.disk
@@ -657,7 +658,7 @@ class Partitions:
     def _restate(self, group: RaftGroupId) -> None:
         """More is known of a group that is led here."""
         replica = self._replicas.get(group)
-        partition = self.registry.by_id(group.topic_id, group.partition)
+        partition = self.registry.by_group(group)
         if replica is not None and replica.is_writable and partition is not None:
             self._led(partition)
 
@@ -672,7 +673,7 @@ class Partitions:
             replica = self._replicas.get(group)
             if replica is None or not replica.is_writable:
                 continue
-            partition = self.registry.by_id(group.topic_id, group.partition)
+            partition = self.registry.by_group(group)
             if partition is not None:
                 self._led(partition)
 
@@ -706,7 +707,7 @@ class Partitions:
         for replica in replicas:
             if replica.failure is not None or not replica.is_writable:
                 continue
-            partition = self.registry.by_id(replica.group.topic_id, replica.group.partition)
+            partition = self.registry.by_group(replica.group)
             if partition is None or partition.stable_end == NO_OFFSET:
                 continue
             try:

@@ -542,11 +542,11 @@ def missing(node: Node, node_ids: list[NodeId]) -> list[int]:
 
 def not_running(node: NodeCore, topic: TopicImage) -> list[dict[str, object]]:
     """Partitions of a topic that this node should hold and does not run (yet)."""
-    by_id = node.partitions.registry.by_id
+    by_group = node.partitions.registry.by_group
     return [
         {"topic": topic.name, "partition": partition.index}
         for partition in topic.partitions
-        if node.node_id in partition.replicas and by_id(topic.topic_id, partition.index) is None
+        if node.node_id in partition.replicas and by_group(topic.group_id(partition.index)) is None
     ]
 
 

@@ -21,17 +21,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Final
-from uuid import UUID
 
 from attrs import define, evolve, field, frozen
 
 from raftmq.errors import CorruptBatchError, RaftmqError
 from raftmq.log.bare_entries import BareEntries, Slot
+from raftmq.log.folders import FIRST_LIFE, find_folders
 from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import DamagedError, LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.partition.producer_state import NO_OFFSET, ProducerStateTable, at_once
 from raftmq.ports import Clock, Disk
@@ -46,7 +46,6 @@ from raftmq.types import (
     RaftGroupId,
     RaftIndex,
     ReplicaId,
-    TopicId,
 )
 
 
@@ -205,25 +204,25 @@ def report_groups(place: Place, survivors: Sequence[NodeId]) -> Findings:
 def _partition_folders(
     place: Place, image: MetadataImage | None
 ) -> Iterator[tuple[str, RaftGroupId, str]]:
-    known = {(group.topic_id, group.partition): group for group in place.journal.groups()}
     root = f"{place.path}/topics"
     if not place.disk.exists(root):
         return
-    for folder in sorted(place.disk.list(root)):
-        try:
-            topic_id = TopicId(UUID(folder[-36:]))
-        except ValueError:
-            continue
-        for child in sorted(place.disk.list(f"{root}/{folder}")):
-            head, _, index = child.partition("partition-")
-            if head or not index.isdigit():
-                continue
-            group = known.get((topic_id, int(index)))
-            topic = None if image is None else image.topic_by_id(topic_id)
-            if group is None and topic is not None and int(index) < len(topic.partitions):
-                group = topic.group_id(int(index))
-            if group is not None:
-                yield f"{folder[:-37]}-{index}", group, f"{root}/{folder}/{child}"
+    folders = find_folders(place.disk, root)
+    groups = set(place.journal.groups())
+    later = {folder.key for folder in folders if folder.life != FIRST_LIFE}
+    for topic, partition in () if image is None else all_partitions(image):
+        group = topic.group_id(partition.index)
+        groups.add(group)
+        if not partition.is_first_life:
+            later.add(group)
+    # What is no later life, as far as anything says, is the first one of its number.
+    first = {group[:2]: group for group in sorted(groups - later, reverse=True)}
+    for folder in folders:
+        found = folder.key if folder.key in groups else None
+        if folder.life == FIRST_LIFE:
+            found = first.get((folder.topic_id, folder.partition))
+        if found is not None:
+            yield f"{folder.topic}-{folder.partition}", found, f"{root}/{folder.path}"
 
 
 def partition_group(place: Place, topic: str, partition: int) -> tuple[str, RaftGroupId, str]:
@@ -235,10 +234,10 @@ def partition_group(place: Place, topic: str, partition: int) -> tuple[str, Raft
     if topic == METADATA_TOPIC and partition == 0:
         return METADATA_TOPIC, METADATA_GROUP, f"{place.path}/meta"
     name = f"{topic}-{partition}"
-    for row in _partition_folders(place, None):
-        if row[0] == name:
-            return row
-    raise RecoveryRefusedError(f"this node holds no {name}")
+    rows = [row for row in _partition_folders(place, None) if row[0] == name]
+    if not rows:
+        raise RecoveryRefusedError(f"this node holds no {name}")
+    return max(rows, key=lambda row: row[1].creation_epoch)  # an earlier one has ended
 
 
 def read_image(place: Place) -> MetadataImage | None:

@@ -228,8 +228,8 @@ def test_a_balanced_cluster_is_looked_at_only_after_a_change() -> None:
         world.lead(index, 1)
     assert world.balance.due(image, world.leaders, 0.0) == []
     looked: list[object] = []
-    get = world.leaders.get
-    world.leaders.get = lambda *key: looked.append(key) or get(*key)  # type: ignore[assignment,func-returns-value]
+    of = world.leaders.of
+    world.leaders.of = lambda *key: looked.append(key) or of(*key)  # type: ignore[assignment,func-returns-value]
     assert world.balance.due(image, world.leaders, 60_000.0) == []
     assert not looked
     fewer = evolve(image, brokers=image.brokers.delete(ALL[2]), structure_version=1)
@@ -245,13 +245,13 @@ def test_while_the_preferred_broker_is_away_nothing_is_looked_at_again() -> None
     world.brokers[NodeId(1)] = broker(1, is_fenced=True)
     assert world.due(100_000) == []
     looks = []
-    get = world.leaders.get
+    of = world.leaders.of
 
-    def counted(topic_id: TopicId, partition: int) -> LeaderRow | None:
-        looks.append(partition)
-        return get(topic_id, partition)
+    def counted(topic_id: TopicId, partition: PartitionImage) -> LeaderRow | None:
+        looks.append(partition.index)
+        return of(topic_id, partition)
 
-    world.leaders.get = counted  # type: ignore[method-assign]
+    world.leaders.of = counted  # type: ignore[method-assign]
     assert world.due(100_000) == []
     assert looks == []
     world.unfit = {NodeId(3)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.errors import RemoteProtocolError
+from raftmq.metadata.image import PartitionImage
 from raftmq.types import LeaderEpoch, NodeId, TopicId
 
 TOPIC = TopicId(UUID(int=7))
@@ -50,6 +52,25 @@ def test_the_next_life_of_a_partition_begins_again_with_low_epochs() -> None:
     assert table.merge([late]) == []
     assert table.get(*where) == second
     assert decode_rows(encode_rows([second])) == [second]
+
+
+def test_who_led_an_earlier_life_leads_nothing_of_the_next() -> None:
+    """Clients would be sent to a node that has nothing of it."""
+    table = LeaderTable()
+    where = TOPIC, 0
+    partition = PartitionImage(0, 7, (NodeId(2),), (), (NodeId(2),))
+    assert table.of(TOPIC, partition) is None
+    old = LeaderRow(*where, LeaderEpoch(9), 0, NodeId(1), (), (), creation_epoch=4)
+    table.merge([old])
+    assert table.of(TOPIC, partition) is None
+    assert table.of(TOPIC, evolve(partition, creation_epoch=4)) == old
+    own = LeaderRow(*where, LeaderEpoch(10), 0, NodeId(2), (), (), creation_epoch=7)
+    table.merge([own])
+    assert table.of(TOPIC, partition) == own
+    untold = LeaderTable()
+    row = LeaderRow(*where, LeaderEpoch(1), 0, NodeId(2), (), ())
+    untold.merge([row])
+    assert untold.of(TOPIC, partition) == row, "an older node does not say of which life it is"
 
 
 def test_nobody_was_ever_known() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from immutables import Map
 
 from raftmq.controller.reconciler import (
     Action,
@@ -18,6 +21,7 @@ from raftmq.controller.reconciler import (
     at_start,
     reconcile,
 )
+from raftmq.log.folders import FIRST_LIFE, ReplicaFolder, partition_folder
 from raftmq.metadata.commands import (
     AlterConfigs,
     ConfigChange,
@@ -31,9 +35,14 @@ from raftmq.metadata.commands import (
     ReportVoters,
     VotersReport,
 )
-from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionImage, RemovalImage
 from raftmq.types import RaftGroupId, TopicPartition
 from tests.metadata.metadata_commands import ENVELOPES, Machine, creation, node, raised, topic_id
+
+
+def folder(topic: int, partition: int, life: int = FIRST_LIFE) -> ReplicaFolder:
+    name = partition_folder(partition, life)
+    return ReplicaFolder(topic_id(topic), partition, life, f"t-{topic_id(topic)}/{name}")
 
 
 @pytest.fixture
@@ -79,7 +88,7 @@ def test_deletion_stops_until_confirmed(machine: Machine) -> None:
     deleted = machine.image
     assert reconcile(before, deleted, node(4)) == [StopReplica(group, TopicPartition("a", 1))]
     # A node that was away finds the order when it returns, and not once it confirmed.
-    folders = [(topic_id(1), 1)]
+    folders = [folder(1, 1)]
     assert at_start(deleted, node(4), folders) == [StopReplica(group, TopicPartition("a", 1))]
     machine.apply(ConfirmRemoved(node_id=node(4), replicas=((topic_id(1), 1),)))
     assert reconcile(deleted, machine.image, node(4)) == []
@@ -148,20 +157,130 @@ def test_what_a_node_is_dismissed_from_is_neither_run_nor_put_aside(machine: Mac
     assert machine.image.topics["a"].partitions[0].dismissed == (4, 5)
     [told] = reconcile(before, machine.image, node(1))
     assert isinstance(told, UpdateTarget), "its leader says that it has seen it all"
-    assert at_start(machine.image, node(5), [(topic_id(1), 0)]) == []
-    [stranger] = at_start(machine.image, node(5), [(topic_id(1), 1)])
+    assert at_start(machine.image, node(5), [folder(1, 0)]) == []
+    [stranger] = at_start(machine.image, node(5), [folder(1, 1)])
     assert isinstance(stranger, Quarantine)
 
 
 def test_unknown_folders_are_put_aside_never_deleted(machine: Machine) -> None:
-    strange = (topic_id(9), 0)
-    not_held = (topic_id(1), 1)
-    actions = at_start(machine.image, node(1), [strange, not_held, (topic_id(1), 0)])
-    assert actions[:2] == sorted(
-        [Quarantine(*strange), Quarantine(*not_held)], key=lambda q: (q.topic_id, q.partition)
-    )
+    strange = folder(9, 0)
+    not_held = folder(1, 1)
+    actions = at_start(machine.image, node(1), [strange, not_held, folder(1, 0)])
+    assert actions[:2] == [Quarantine(not_held), Quarantine(strange)]
     assert _names(actions, StartReplica) == [TopicPartition("a", 0)]
-    assert at_start(EMPTY_IMAGE, node(1), [strange]) == [Quarantine(*strange)]
+    assert at_start(EMPTY_IMAGE, node(1), [strange]) == [Quarantine(strange)]
+
+
+# ---- lives of a number ----
+
+LATER = 100
+"""The creation epoch of the next partition of a number."""
+
+
+def ended(image: MetadataImage, name: str, number: int) -> MetadataImage:
+    """The last partition of a topic is gone: all its nodes are ordered to delete it."""
+    topic = image.topics[name]
+    gone = topic.partitions[number]
+    assert number == len(topic.partitions) - 1
+    group = topic.group_id(number)
+    nodes = tuple(sorted({*gone.replicas, *gone.voters, *gone.dismissed}))
+    return evolve(
+        image,
+        structure_version=image.structure_version + 1,
+        topics=image.topics.set(name, evolve(topic, partitions=topic.partitions[:-1])),
+        removals=image.removals.set(image.removal_key(group), RemovalImage(name, group, nodes)),
+    )
+
+
+def begun_again(image: MetadataImage, name: str, **changes: Any) -> MetadataImage:
+    """The topic has one more partition, whose number another one had before."""
+    topic = image.topics[name]
+    nodes = tuple(map(node, (1, 2, 3)))
+    members = tuple(image.brokers[node_id].replica_id for node_id in nodes)
+    fresh = PartitionImage(len(topic.partitions), LATER, nodes, members, nodes, after_epoch=7)
+    partitions = (*topic.partitions, evolve(fresh, **changes))
+    return evolve(
+        image,
+        structure_version=image.structure_version + 1,
+        topics=image.topics.set(name, evolve(topic, partitions=partitions)),
+    )
+
+
+@pytest.fixture
+def shrinking(machine: Machine) -> MetadataImage:
+    """Orders name groups; both nodes 2 and 3 hold partition 1 of its first life."""
+    return raised(machine.image)
+
+
+@pytest.mark.parametrize("is_one_step", [True, False])
+def test_a_later_life_is_another_partition(shrinking: MetadataImage, is_one_step: bool) -> None:
+    """The old one goes, by its own order, and the new one begins, also in one step."""
+    gone = ended(shrinking, "a", 1)
+    again = begun_again(gone, "a")
+    old = shrinking.topics["a"].group_id(1)
+    if is_one_step:
+        actions = reconcile(shrinking, again, node(2))
+    else:
+        actions = reconcile(shrinking, gone, node(2)) + reconcile(gone, again, node(2))
+    stop, start = actions
+    assert stop == StopReplica(old, TopicPartition("a", 1))
+    assert isinstance(start, StartReplica)
+    assert start.group == old._replace(creation_epoch=LATER)
+    assert not start.is_first_life
+    assert start.life == LATER
+
+
+def test_an_order_of_an_earlier_life_comes_late(shrinking: MetadataImage) -> None:
+    """A node that was away when the first life ended meets its order in the midst of the next."""
+    again = begun_again(shrinking, "a")  # a partition 2 that nobody had before
+    old = RaftGroupId(topic_id(1), 2, 5)
+    order = RemovalImage("a", old, (node(2),))
+    late = evolve(
+        again,
+        structure_version=again.structure_version + 1,
+        removals=again.removals.set(again.removal_key(old), order),
+    )
+    assert reconcile(again, late, node(2)) == [StopReplica(old, TopicPartition("a", 2))]
+    assert reconcile(again, late, node(3)) == []
+
+
+def test_at_start_each_life_has_its_folder(shrinking: MetadataImage) -> None:
+    again = begun_again(ended(shrinking, "a", 1), "a")
+    both = [folder(1, 1), folder(1, 1, LATER)]
+    old = shrinking.topics["a"].group_id(1)
+    actions = at_start(again, node(2), [folder(1, 0), *both])
+    assert not [a for a in actions if isinstance(a, Quarantine)]
+    assert [a.group for a in actions if isinstance(a, StopReplica)] == [old]
+    assert old._replace(creation_epoch=LATER) in [
+        a.group for a in actions if isinstance(a, StartReplica)
+    ]
+    # Once it is confirmed, what is there of the first life is a stranger, and blocks nothing.
+    confirmed = evolve(again, removals=again.removals.delete(again.removal_key(old)))
+    actions = at_start(confirmed, node(2), [folder(1, 0), *both])
+    assert [a for a in actions if isinstance(a, Quarantine)] == [Quarantine(folder(1, 1))]
+    assert TopicPartition("a", 1) in _names(actions, StartReplica)
+
+
+def test_a_folder_of_another_life_than_the_one_that_is_held_is_a_stranger(
+    shrinking: MetadataImage,
+) -> None:
+    stray = [folder(1, 1, 50), folder(1, 1, LATER)]
+    actions = at_start(shrinking, node(2), [folder(1, 0), folder(1, 1), *stray])
+    assert [a for a in actions if isinstance(a, Quarantine)] == list(map(Quarantine, stray))
+    again = begun_again(ended(shrinking, "a", 1), "a", replicas=(node(1),), voters=(node(1),))
+    dismissed = begun_again(
+        ended(shrinking, "a", 1),
+        "a",
+        replicas=(node(1),),
+        voters=(node(1),),
+        dismissed=(node(4),),
+    )
+    later = [folder(1, 1, LATER)]
+    nobody = evolve(again, removals=Map())
+    assert [a for a in at_start(nobody, node(4), later) if isinstance(a, Quarantine)]
+    waits = evolve(dismissed, removals=Map())
+    assert at_start(waits, node(4), later) == []
+    assert at_start(waits, node(4), [folder(1, 1)]) == [Quarantine(folder(1, 1))]
 
 
 class _Disk:

@@ -11,7 +11,7 @@ from immutables import Map
 
 from raftmq.config import NodeConfig
 from raftmq.metadata.commands import CommittedOffset
-from raftmq.metadata.image import GroupImage, GroupsImage
+from raftmq.metadata.image import GroupImage, GroupsImage, PartitionImage, TopicImage
 from raftmq.node.metrics.families import OTHER, Scrape
 from raftmq.node.metrics.partitions import (
     GROUPS,
@@ -191,18 +191,19 @@ def test_a_leader_waits_for_what_a_move_adds_unless_it_is_not_there() -> None:
 
 def test_replicas_that_do_not_run_yet() -> None:
     topic_id = TopicId(UUID(int=1))
-    topic: Any = SimpleNamespace(
-        name="t",
-        topic_id=topic_id,
-        partitions=[
-            SimpleNamespace(index=0, replicas=(1, 2)),
-            SimpleNamespace(index=1, replicas=(1, 2)),
-            SimpleNamespace(index=2, replicas=(2, 3)),
-        ],
+    holders = [(1, 2), (1, 2), (1, 2), (2, 3)]
+    rows = tuple(
+        PartitionImage(index, 7, tuple(map(NodeId, nodes)), (), ())
+        for index, nodes in enumerate(holders)
     )
-    registry = SimpleNamespace(by_id=lambda _topic, index: index == 0 or None)
+    # Of partition 2 there is an earlier life.
+    running = [RaftGroupId(topic_id, 0, 7), RaftGroupId(topic_id, 2, 3)]
+    registry = SimpleNamespace(by_group=lambda group: True if group in running else None)
     node = fake_node(partitions=SimpleNamespace(registry=registry))
-    assert not_running(node, topic) == [{"topic": "t", "partition": 1}]
+    assert not_running(node, TopicImage("t", topic_id, rows, Map())) == [
+        {"topic": "t", "partition": 1},
+        {"topic": "t", "partition": 2},
+    ]
 
 
 def test_partitions_that_no_live_broker_holds() -> None:

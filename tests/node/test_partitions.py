@@ -20,15 +20,15 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.controller.reconciler import Action, StartReplica
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, RemovalImage, TopicImage
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
 from raftmq.partition.parked import Deadlines
-from raftmq.partition.partition import PartitionRegistry
 from raftmq.partition.ports import AppendResult
+from raftmq.partition.registry import PartitionRegistry
 from raftmq.ports import DiskError, DiskFullError, never
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.catch_up import CatchUpRate
@@ -63,9 +63,10 @@ def flush(job: FlushJob, done: Any) -> None:
 class Bench:
     """The partitions of a node whose peers are silent."""
 
-    def __init__(self, folder: Path) -> None:
-        disk = RealDisk()
-        self.journal = HardStateJournal.open(disk, str(folder / "state.journal"))
+    def __init__(self, folder: Path, disk: Any = None) -> None:
+        disk = disk or RealDisk()
+        small = JournalConfig(size_max=64 << 10, reserve_bytes=16 << 10)
+        self.journal = HardStateJournal.open(disk, str(folder / "state.journal"), config=small)
         self.multiraft = MultiRaft(
             ONE.node_id,
             self.journal,
@@ -342,13 +343,13 @@ async def test_what_could_not_be_deleted_is_tried_again(
 ) -> None:
     action = bench.start(0)
     await bench.partitions._perform_all([action])
-    folder = bench.partitions._folder(action.name, action.group.topic_id)
+    folder = bench.partitions._folder(action)
     with monkeypatch.context() as patch:
 
-        def fails(_self: Partitions, _folder: str) -> None:
+        def fails(_self: Partitions, _order: object) -> None:
             raise DiskError("Input/output error")
 
-        patch.setattr(Partitions, "_remove_folder", fails)
+        patch.setattr(Partitions, "_remove_folders", fails)
         bench.delete(action)
         async with running(bench):
             await until(lambda: action.group not in bench.multiraft.replicas)
@@ -420,14 +421,14 @@ async def test_a_crash_amid_a_removal_leaves_no_old_name(
     await bench.partitions._perform_all([action])
     kept: list[HardStateJournal] = []
 
-    def ends(partitions: Partitions, folder: str) -> None:
+    def ends(partitions: Partitions, order: object) -> None:
         assert bench.journal.flushed_sequence == bench.journal._sequence
         path = bench.journal._path  # as the disk has it at this moment
         copy = f"{path}.copy"
         Path(copy).write_bytes(Path(path).read_bytes())
         kept.append(HardStateJournal.open(bench.plane.disk, copy))
 
-    monkeypatch.setattr(Partitions, "_remove_folder", ends)
+    monkeypatch.setattr(Partitions, "_remove_folders", ends)
     bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
     await bench.obey()
     state = kept[0].get(action.group)

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from jepsen_like.disk import SimDisk
 from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.hard_state import GroupState, HardStateJournal
 from raftmq.node.partitions import tell_of_term
 from raftmq.tools.term_reset import (
     HeldTerm,
@@ -19,10 +19,17 @@ from raftmq.tools.term_reset import (
     read_held_term,
     reset_term,
 )
-from raftmq.tools.unsafe_recovery import TERM_STEP, Place, RecoveryRefusedError
+from raftmq.tools.unsafe_recovery import (
+    TERM_STEP,
+    Place,
+    RecoveryRefusedError,
+    _partition_folders,
+    read_image,
+)
+from raftmq.tools.unsafe_recovery import partition_group as group_of_name
 from raftmq.types import METADATA_GROUP, METADATA_TOPIC, NodeId, RaftGroupId, TopicPartition
 from tests.log.helpers import FakeClock
-from tests.tools.lost_majority import ME, fill_node, folder_of, partition_group, replica
+from tests.tools.lost_majority import CREATED_AT, ME, fill_node, folder_of, partition_group, replica
 from tests.tools.test_unsafe_recovery import leads, place_of
 
 EPOCH = 4
@@ -90,6 +97,24 @@ def test_metadata_has_a_term_like_any_group() -> None:
     state = place.journal.get(METADATA_GROUP)
     assert state is not None
     assert (state.term, state.vote) == (EPOCH + TERM_STEP, None)
+
+
+@pytest.mark.parametrize("has_image", [True, False])
+def test_each_life_of_a_number_is_looked_at_in_its_own_folder(has_image: bool) -> None:
+    """The newest one is meant where a partition is named: an earlier one has ended."""
+    place = make_place(partition_group(0), EPOCH)
+    image = read_image(place) if has_image else None
+    first, later = partition_group(0), partition_group(0)._replace(creation_epoch=CREATED_AT + 90)
+    place.disk.make_directories(f"{folder_of(0)}@{later.creation_epoch}")
+    place.disk.make_directories(f"{folder_of(0)}@{later.creation_epoch + 1}")  # nobody knows it
+    assert next(_partition_folders(place, image)) == ("t-0", first, folder_of(0))
+    place.journal.put(later, GroupState(bootstrapped=ME.storage_id))
+    found = [row for row in _partition_folders(place, image) if row[0] == "t-0"]
+    assert found == [
+        ("t-0", first, folder_of(0)),
+        ("t-0", later, f"{folder_of(0)}@{later.creation_epoch}"),
+    ]
+    assert group_of_name(place, "t", 0) == found[1]
 
 
 def test_a_log_that_lost_what_it_promised_does_not_speak() -> None:

@@ -151,7 +151,7 @@ class NodesPage:
         led: dict[NodeId, int] = {}
         for topic in image.topics_by_id():
             for partition in topic.partitions:
-                row = leaders.get(topic.topic_id, partition.index)
+                row = leaders.of(topic.topic_id, partition)
                 if row is not None:
                     led[row.leader_id] = led.get(row.leader_id, 0) + 1
         node_ids = sorted({*image.brokers, *(m.node_id for m in configuration.members)})
@@ -279,7 +279,7 @@ class LeadersPage:
         rows = []
         for topic in sorted(control.engine.image.topics_by_id(), key=lambda t: t.name):
             for partition in topic.partitions:
-                row = control.leaders.get(topic.topic_id, partition.index)
+                row = control.leaders.of(topic.topic_id, partition)
                 rows.append(
                     {
                         "topic": topic.name,
@@ -311,7 +311,7 @@ class LeadersPage:
         while True:
             topic, partition = self._find(wanted)
             to = NodeId(wanted.to)
-            row = control.leaders.get(topic.topic_id, partition.index)
+            row = control.leaders.of(topic.topic_id, partition)
             leads = row is not None and row.leader_id == to
             if leads and partition.preferred_leader == to:
                 return f"node {to} leads {topic.name}-{partition.index}"
@@ -321,7 +321,7 @@ class LeadersPage:
             if not leads:
                 control.move_leadership(topic.topic_id, partition.index, to)
                 with trio.move_on_after(ASK_AGAIN_S):
-                    await self._until_led(topic, partition.index, to)
+                    await self._until_led(topic, partition, to)
 
     def _find(self, wanted: TransferRequest) -> tuple[TopicImage, PartitionImage]:
         topic = self._control.engine.image.topics.get(wanted.topic)
@@ -362,9 +362,9 @@ class LeadersPage:
             raise
         return True
 
-    async def _until_led(self, topic: TopicImage, index: int, to: NodeId) -> None:
+    async def _until_led(self, topic: TopicImage, partition: PartitionImage, to: NodeId) -> None:
         while True:
-            row = self._control.leaders.get(topic.topic_id, index)
+            row = self._control.leaders.of(topic.topic_id, partition)
             if row is not None and row.leader_id == to:
                 return
             await trio.sleep(POLL_S)

@@ -35,7 +35,8 @@ from raftmq.metadata.image import (
     reassignment_of,
 )
 from raftmq.partition.parked import Deadlines
-from raftmq.partition.partition import Partition, PartitionRegistry
+from raftmq.partition.partition import Partition
+from raftmq.partition.registry import PartitionRegistry
 from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
@@ -301,10 +302,13 @@ class Broker:
 
     # ---- leaders and addresses ----
 
-    def leader_of(self, topic_id: TopicId, index: int) -> CurrentLeader:
+    def leader_of(self, topic: TopicImage, index: int) -> CurrentLeader:
         """The leader of a partition, or its last one: it is kept while a new one is elected, since
         clients that are told of none may not ask again."""
-        found = self.leader_table.get(topic_id, index)
+        if 0 <= index < len(topic.partitions):
+            found = self.leader_table.of(topic.topic_id, topic.partitions[index])
+        else:
+            found = self.leader_table.get(topic.topic_id, index)
         return NO_LEADER if found is None else CurrentLeader(found.leader_id, found.leader_epoch)
 
     def _has_left(self, row: LeaderRow) -> bool:
@@ -343,7 +347,7 @@ class Broker:
     def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `leader_of`, for a topic as a request names it."""
         topic = self.find_topic(name, topic_id)
-        return NO_LEADER if topic is None else self.leader_of(topic.topic_id, index)
+        return NO_LEADER if topic is None else self.leader_of(topic, index)
 
     def leader_hint(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `current_leader`, for an answer that this node does not lead: it never names itself,
@@ -423,14 +427,14 @@ class Broker:
 
     def in_sync_nodes(self, topic_id: TopicId, partition: PartitionImage) -> list[int]:
         """The in-sync replicas that a partition's leader last reported."""
-        row = self.leader_table.get(topic_id, partition.index)
+        row = self.leader_table.of(topic_id, partition)
         return [] if row is None else [int(node_id) for node_id in row.isr]
 
     def reassignment(self, topic_id: TopicId, partition: PartitionImage) -> Reassignment | None:
         """The move of a partition that runs or waits, by the voters that its leader last named."""
         if not partition.planned and not partition.moving_from:
             return None
-        row = self.leader_table.get(topic_id, partition.index)
+        row = self.leader_table.of(topic_id, partition)
         voters = partition.voters if row is None or not row.voters else row.voters
         return reassignment_of(partition, voters)
 
@@ -572,7 +576,7 @@ class Broker:
         if topic is None or found is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         preferred = found.preferred_leader
-        leader = self.leader_of(topic.topic_id, name.partition)
+        leader = self.leader_of(topic, name.partition)
         if leader.leader_id == preferred:
             return ErrorCode.ELECTION_NOT_NEEDED
         in_sync = self.in_sync_nodes(topic.topic_id, found)
@@ -592,10 +596,10 @@ class Broker:
             if self.clock.monotonic_ms() >= ask_at_ms:
                 # The leader may have refused, since too much was on its way for a moment.
                 ask_at_ms += ELECTION_ASK_MS
-                leads = self.leader_of(topic.topic_id, name.partition).leader_id
+                leads = self.leader_of(topic, name.partition).leader_id
                 if leads != preferred:
                     hand_over(NodeId(leads), name)
-            now_leads = self.leader_of(topic.topic_id, name.partition).leader_id == preferred
+            now_leads = self.leader_of(topic, name.partition).leader_id == preferred
             if now_leads:
                 promise.resolve(ErrorCode.NONE)
             elif self.clock.monotonic_ms() >= give_up_ms:

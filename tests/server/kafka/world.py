@@ -19,7 +19,8 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import AdminRequest, Outcome
 from raftmq.metadata.commands import Endpoint, ProducerIds
 from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from raftmq.partition.partition import Partition, PartitionRegistry
+from raftmq.partition.partition import Partition
+from raftmq.partition.registry import PartitionRegistry
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import never
 from raftmq.promise import Promise

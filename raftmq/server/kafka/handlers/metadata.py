@@ -304,7 +304,7 @@ def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
 def _partition(
     broker: Broker, topic: TopicImage, partition: PartitionImage, out_of_reach: Container[int]
 ) -> dict[str, Any]:
-    leader = broker.leader_of(topic.topic_id, partition.index)
+    leader = broker.leader_of(topic, partition.index)
     replicas = broker.shown_replicas(topic.topic_id, partition)
     code = _LEADERLESS if leader.leader_id < 0 else ErrorCode.NONE
     if leader.leader_id in out_of_reach:
