@@ -103,6 +103,9 @@ class ClusterOptions:
     """How often something that is no transaction comes between two."""
     transaction_strays: float = 0.1
     """How often something comes too late."""
+    strays_insist: bool = False
+    """Batches come too late to all partitions of their transaction, and to each again and again, at
+    whoever leads by then."""
     transaction_volatile: float = 0.1
     """Share of them that write to a topic that comes and goes."""
     pipe_members: int = 0

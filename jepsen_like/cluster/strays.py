@@ -42,6 +42,8 @@ PLAIN: Final = 0
 """In place of a protocol."""
 LATE_END_MS: Final = (0.0, 300.0)
 LATE_BATCH_MS: Final = (0.0, 600.0)
+TRIES: Final = 10
+"""Of a batch that comes too late, where such insist."""
 _NOT_DONE: Final = frozenset(
     {
         ErrorCode.NOT_COORDINATOR,
@@ -214,13 +216,16 @@ class StrayProducer(TransactionalProducer):
         if how == "fail":
             # Its sequence is used up for those credentials: nobody knows whether it was taken.
             self._must_init = True
-            partition = random.choice([partition for partition, _ in running.batches])
-            sequence = running.sequences.get(partition, 0)
+            partitions = [random.choice([partition for partition, _ in running.batches])]
             delay_ms = self._rest_ms = random.uniform(*LATE_BATCH_MS)
-            late_batch = partial(
-                self._write_stray, (producer_id, epoch), partition, sequence, delay_ms
-            )
-            self._world.clients.spawn(late_batch)
+            if self._world.options.strays_insist:
+                partitions = sorted({partition for partition, _ in running.batches})
+            for partition in partitions:
+                sequence = running.sequences.get(partition, 0)
+                late_batch = partial(
+                    self._write_stray, (producer_id, epoch), partition, sequence, delay_ms
+                )
+                self._world.clients.spawn(late_batch)
 
     async def _end_late(self, running: Running, delay_ms: float) -> None:
         """The same EndTxn, once more."""
@@ -255,7 +260,6 @@ class StrayProducer(TransactionalProducer):
         """A batch of an aborted transaction that was on its way all the time."""
         await self._kafka.sleep(delay_ms)
         world = self._world
-        is_over = self._is_over_at(credentials[0], partition)
         value = world.next_value()
         operation = world.recorder.invoke(
             self._process,
@@ -265,8 +269,18 @@ class StrayProducer(TransactionalProducer):
             protocol=self._protocol,
             records={f"{TOPIC}-{partition}": [(-1, value)]},
         )
-        code, _ = await self._produce(partition, [value], sequence, credentials=credentials)
-        is_let_in = code == ErrorCode.NONE
+        is_over = is_let_in = may_be_taken = False
+        for number in range(TRIES if world.options.strays_insist else 1):
+            if number:
+                self._kafka.leaders.pop((TOPIC, partition), None)
+                await self._kafka.pause()
+            if not may_be_taken:
+                is_over = self._is_over_at(credentials[0], partition)
+            code, _ = await self._produce(partition, [value], sequence, credentials=credentials)
+            is_let_in = code == ErrorCode.NONE
+            if is_let_in:
+                break
+            may_be_taken |= code in _MAY_BE_DONE
         world.had_effect("a stray batch was let in" if is_let_in else "a stray batch was refused")
         world.recorder.fail(operation, code=code)
         if is_let_in and is_over:
