@@ -78,6 +78,8 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     transaction: int = -1
     """The operation that began the transaction whose end this is."""
     is_commit: bool = False
+    leader_epoch: int = -1
+    """Of who answered."""
 
 
 class Payload(TypedDict, total=False):
@@ -100,6 +102,7 @@ class Payload(TypedDict, total=False):
     protocol: int
     transaction: int
     is_commit: bool
+    leader_epoch: int
 
 
 class Recorder:

@@ -62,7 +62,11 @@ PROMISES: Final[Mapping[int, Promise]] = {
     ),
     6: Promise("no clock is trusted", (*_RECORDS, "registers"), ("clock-skew", "pause")),
     7: Promise("idempotent producing", ("append, five in flight",), (*_KILLS, "reset-connections")),
-    8: Promise("read_committed", ("transactions", "committed reads"), ()),
+    8: Promise(
+        "read_committed",
+        ("transactions", "committed reads"),
+        (*_KILLS, *_CUTS, "pause", "power-loss", "full-disk", "slow-disk"),
+    ),
     9: Promise("committed offsets, one owner a partition", ("group", "registers"), _KILLS),
     10: Promise("progress with a majority", ("all",), ("full-disk", "slow-disk", *_CUTS)),
     11: Promise("bad input costs its own connection", ("malformed frames beside all",)),

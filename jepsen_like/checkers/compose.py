@@ -25,6 +25,7 @@ from jepsen_like.checkers.logs import LogChecker, Logs
 from jepsen_like.checkers.polls import PollChecker
 from jepsen_like.checkers.ranges import RangeChecker
 from jepsen_like.checkers.sends import SendChecker
+from jepsen_like.checkers.stable import StableChecker
 from jepsen_like.checkers.topics import TopicsChecker
 from jepsen_like.checkers.transactions import TransactionChecker
 from jepsen_like.checkers.verdict import Report
@@ -65,6 +66,7 @@ def all_checkers(options: Options) -> list[Checker]:
         TransactionChecker(must_see_all=options.must_see_all),
         FlowChecker(),
         PartitionLogs(logs, options.bounds, gaps_allowed=options.gaps_allowed),
+        StableChecker(),
     ]
 
 

@@ -9,7 +9,7 @@ In one pass; what was `fail` in the end is known to be aborted, what was `info` 
 - torn-transaction: at the end one partition has it and another has not.
 - lost-transaction: it was committed, and no reader was given it.
 - transaction-twice: a record of a transaction stands at two offsets.
-- transaction-phantom: a record that no transaction was to write.
+- transaction-phantom: a record that no transaction was to write, read by whomever.
 - aborted-offset, early-offset: a group was told an offset of an aborted or undecided transaction.
 - lost-transactional-offset: it was told one that a committed transaction had replaced, or none.
 
@@ -85,7 +85,10 @@ class TransactionChecker(Checker):
     """Judges transactions by what committed reads show."""
 
     operations: ClassVar = frozenset(
-        {"transaction", "end", "poll_committed", "stable_offset", "log_start", "delete_group"}
+        {
+            *("transaction", "end", "poll_committed", "poll_uncommitted"),
+            *("stable_offset", "log_start", "delete_group"),
+        }
     )
 
     def __init__(self, *, must_see_all: bool = True) -> None:
@@ -168,6 +171,8 @@ class TransactionChecker(Checker):
         elif event.type == "ok" and event.f == "poll_committed":
             within = self._transactions.get(invoked.transaction)
             self._polled(event, goes_through=within is None or not invoked.group)
+        elif event.type == "ok" and event.f == "poll_uncommitted":
+            self._polled_all(event)
         elif event.f == "stable_offset":
             began_at = self._begun_at.pop(invoked.op)
             if event.type == "ok":
@@ -193,6 +198,14 @@ class TransactionChecker(Checker):
         for name, end in event.offsets.items() if goes_through else ():
             key = event.process, name
             self._passed[key] = max(end, self._passed.get(key, 0))
+
+    def _polled_all(self, event: Event) -> None:
+        """Readers of all records are given what is aborted, too, and of what is none nothing."""
+        for name, rows in event.records.items():
+            for offset, value in rows:
+                if (name, value) not in self._by_value:
+                    told = f"{value} at {offset}"
+                    self._findings["transaction-phantom"].add(name, told, event.op)
 
     def _find(
         self, which: str, about: Transaction, where: str, told: str, op: int, *, is_commit: bool

@@ -17,7 +17,7 @@ from jepsen_like.live.nemeses import NEMESES
 from jepsen_like.live.report import RunReport
 from jepsen_like.live.run import Runner, Settings
 from jepsen_like.live.storage import LackError, mount_privately
-from jepsen_like.live.workloads.base import WORKLOADS
+from jepsen_like.live.workloads.base import PLANTS, WORKLOADS
 
 ROUND_S: Final = 360.0
 RATE: Final = 500.0
@@ -48,7 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--workload",
         type=lambda text: _names(list(WORKLOADS), text),
         default=tuple(WORKLOADS),
-        help=f"all, or some of {','.join(WORKLOADS)}",
+        help=f"all, or some of {','.join(WORKLOADS)}; transactions: producers that write to "
+        "several partitions and commit offsets in transactions, commits, aborts, zombies, readers "
+        "of committed records and of all",
     )
     live.add_argument(
         "--links",
@@ -60,6 +62,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     live.add_argument("--round-minutes", type=float, default=ROUND_S / 60)
     live.add_argument(
         "--each", type=int, default=0, help="unknown if a nemesis struck less often than this"
+    )
+    live.add_argument(
+        "--plant",
+        choices=list(PLANTS),
+        default="",
+        help="break the clients of transactions on purpose; the run has to find it and exit 1: "
+        + "; ".join(f"{name}: {what}" for name, what in PLANTS.items()),
     )
     live.add_argument("--seed", type=int, help="chooses faults; what they meet is not repeatable")
     live.add_argument("--out", type=Path, help="folder for histories, logs and the report")
@@ -90,6 +99,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         links=arguments.links,
         out=folder,
         each=arguments.each,
+        plant=arguments.plant,
         must_not_lack=bool(os.environ.get("CI")),
     )
     if settings.links == "namespaces" and all(n.needs_proxy for n in settings.nemeses):

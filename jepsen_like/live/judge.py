@@ -19,15 +19,19 @@ from jepsen_like.checkers import Options, Report, check_events
 from jepsen_like.checkers.linear.checks import Bounds
 from jepsen_like.checkers.verdict import Validity
 from jepsen_like.history_events import Event, read_history
-from jepsen_like.live.progress import CLUSTER, Stall, stalls
+from jepsen_like.live.progress import CLUSTER, Stall, stalls, transactions_stall
 from jepsen_like.live.run import Round
-from jepsen_like.live.workloads.base import UNFINISHED
+from jepsen_like.live.workloads.base import TRANSACTIONS, UNFINISHED
 
 SEARCH_S: Final = 60.0
 STALL_LIMIT_S: Final = 5.0
 PARTITION_STALL_LIMIT_S: Final = 10.0
 """A single partition may wait longer: for its turn among elections, or for its one client."""
 NODE_ERRORS: Final = frozenset({"request failed", "replica stopped", "node must stop"})
+TRANSACTIONS_STALL_LIMIT_S: Final = 30.0
+"""None of several producers committed anything, though all that transactions write to was whole:
+librdkafka waits for seconds between two tries."""
+_POLLS: Final = frozenset({"poll", "poll_committed", "poll_uncommitted"})
 _DISK_FAULTS: Final = frozenset({"full-disk", "power-loss"})
 
 
@@ -54,6 +58,10 @@ class Judgement:
     polled_records: int = 0
     latency_ms: tuple[float, float] = (0.0, 0.0)
     """Of appends: median and 99th percentile."""
+    transactions: Counter[str] = field(factory=Counter)
+    """By what became of them: `ok`, `fail`, `info`."""
+    struck_commits: int = 0
+    """Faults that began while a commit was under way."""
 
     @property
     def exit_code(self) -> int:
@@ -72,6 +80,10 @@ class _Series:
     polled: Counter[int] = field(factory=Counter)
     acked_at: dict[str, list[float]] = field(factory=dict)
     latencies: list[float] = field(factory=list)
+    transactions: Counter[str] = field(factory=Counter)
+    committed_at: list[float] = field(factory=list)
+    commits: list[tuple[float, float]] = field(factory=list)
+    """From when to when a commit was under way."""
     _invoked: dict[int, float] = field(factory=dict)
 
     def follow(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -89,9 +101,23 @@ class _Series:
                     self.acked[int(at - self.began)] += count
                     for key in event.records:
                         self.acked_at[key].append(at)
-            elif event.f == "poll" and count:
+            elif event.f in ("transaction", "end"):
+                self._transaction(event, at)
+            elif event.f in _POLLS and count:
                 self.polled[int(at - self.began)] += count
             yield event
+
+    def _transaction(self, event: Event, at: float) -> None:
+        if event.f == "end":
+            if event.type == "invoke" and event.is_commit:
+                self._invoked[event.op] = at
+            elif event.op in self._invoked:
+                self.commits.append((self._invoked.pop(event.op), at))
+        elif event.type != "invoke":
+            self.transactions[event.type] += 1
+            if event.type == "ok":
+                self.committed_at.append(at)
+                self.acked[int(at - self.began)] += sum(map(len, event.records.values()))
 
 
 def _rows(counts: Counter[int], seconds: int) -> list[int]:
@@ -133,17 +159,29 @@ def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
     found.acked, found.polled = _rows(series.acked, seconds), _rows(series.polled, seconds)
     found.acked_records = sum(series.acked.values())
     found.polled_records = sum(series.polled.values())
+    found.transactions = series.transactions
+    found.struck_commits = sum(
+        any(began <= round_.began + fault.began < ended for began, ended in series.commits)
+        for fault in round_.faults
+    )
     latencies = sorted(series.latencies)
     if latencies:
         found.latency_ms = (latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100])
     if round_.stage is not None:
         found.stalls = stalls(round_.stage.timeline, series.acked_at, end)
+        if series.transactions:
+            found.stalls.insert(
+                1, transactions_stall(round_.stage.timeline, series.committed_at, end)
+            )
         found.findings += _judge_stalls(found.stalls, round_)
+
+
+_LIMITS_S: Final = {CLUSTER: STALL_LIMIT_S, TRANSACTIONS: TRANSACTIONS_STALL_LIMIT_S}
 
 
 def _judge_stalls(found: Sequence[Stall], round_: Round) -> Iterator[Finding]:
     for stall in found:
-        limit = STALL_LIMIT_S if stall.where == CLUSTER else PARTITION_STALL_LIMIT_S
+        limit = _LIMITS_S.get(stall.where, PARTITION_STALL_LIMIT_S)
         if stall.seconds > limit:
             at = stall.began - round_.began
             told = (

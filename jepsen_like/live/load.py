@@ -22,6 +22,7 @@ from jepsen_like.live.workloads.base import (
     CRASHED,
     LAST_ANSWERS_S,
     READ_BACK_S,
+    TRANSACTIONS,
     UNFINISHED,
     WORKLOADS,
     Around,
@@ -31,7 +32,9 @@ from jepsen_like.live.workloads.base import (
 from jepsen_like.live.workloads.group import GroupMembers
 from jepsen_like.live.workloads.poll import Pollers, read_to_end
 from jepsen_like.live.workloads.registers import Registers
+from jepsen_like.live.workloads.stable import look_back
 from jepsen_like.live.workloads.topics import Topics, list_topics, new_admin
+from jepsen_like.live.workloads.transactions import GROUPS, Transactions
 
 CLIENTS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "append": Appenders,
@@ -39,6 +42,7 @@ CLIENTS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "group": GroupMembers,
     "registers": Registers,
     "topics": Topics,
+    TRANSACTIONS: Transactions,
 }
 """By name; `append` and `poll` are what the others rest on."""
 
@@ -89,6 +93,8 @@ def run(plan: Plan, history: Path) -> int:
         ]
         patience.cancel()
         has_read = read_to_end(around, READ_BACK_S)
+        if TRANSACTIONS in plan.workloads:
+            has_read &= look_back(around, GROUPS, READ_BACK_S)
         has_read &= list_topics(around, around.process(), new_admin(plan.bootstrap), stale=False)
     _tell(
         acked=around.acked_records,
@@ -96,6 +102,7 @@ def run(plan: Plan, history: Path) -> int:
         unfinished=unfinished,
         has_read=has_read,
         fatal=around.fatal,
+        hung_clients=around.hung_clients,
         refused=sorted(around.refused),
         crashes=crashes,
     )

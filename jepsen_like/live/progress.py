@@ -14,6 +14,7 @@ from itertools import pairwise
 from attrs import frozen
 
 from jepsen_like.live.stage import Standing
+from jepsen_like.live.workloads.base import TRANSACTIONAL, TRANSACTIONS
 
 CLUSTER = "cluster"
 Span = tuple[float, float]
@@ -75,3 +76,16 @@ def stalls(
     ]
     found.sort(key=lambda stall: -stall.seconds)
     return [longest_stall(CLUSTER, spans, everything), *found]
+
+
+def transactions_stall(
+    timeline: Sequence[Standing], committed_at: Sequence[float], end: float
+) -> Stall:
+    """The longest time in which no transaction was committed, though metadata and all partitions
+    that transactions write to had to make progress."""
+
+    def must(standing: Standing) -> bool:
+        keys = [key for key in standing.members if key.startswith(f"{TRANSACTIONAL}-")]
+        return bool(keys) and all(standing.must_progress(key) for key in keys)
+
+    return longest_stall(TRANSACTIONS, windows(timeline, must, end), committed_at)

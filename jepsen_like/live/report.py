@@ -133,6 +133,8 @@ class RunReport:
             f"  {judgement.acked_records} records acknowledged, {judgement.polled_records} polled; "
             f"appends p50 {judgement.latency_ms[0]:.0f} ms, p99 {judgement.latency_ms[1]:.0f} ms",
         ]
+        if judgement.transactions:
+            lines.append(f"  {_transactions_line(round_, judgement)}")
         lines += [f"  left out: {name}: {why}" for name, why in round_.lacks.items()]
         lines += [f"  {told}" for told in map(_fault_line, round_.faults)]
         for stall in judgement.stalls[:STALLS_SHOWN]:
@@ -179,6 +181,15 @@ class RunReport:
         return "\n".join(parts)
 
 
+def _transactions_line(round_: Round, judgement: Judgement) -> str:
+    counts = judgement.transactions
+    return (
+        f"transactions: {counts['ok']} committed, {counts['fail']} aborted, {counts['info']} "
+        f"unknown; {judgement.struck_commits} of {len(round_.faults)} faults began while a commit "
+        f"was under way; {round_.told.get('hung_clients', 0)} clients of librdkafka hung"
+    )
+
+
 def _fault_line(fault: Fault) -> str:
     return (
         f"{fault.began:7.1f} s {fault.nemesis}: {fault.detail}; healed after "
@@ -197,6 +208,8 @@ def _round_json(round_: Round, judgement: Judgement) -> dict[str, Any]:
         "verdict": _WORDS[judgement.exit_code],
         "acked_records": judgement.acked_records,
         "polled_records": judgement.polled_records,
+        "transactions": dict(judgement.transactions),
+        "struck_commits": judgement.struck_commits,
         "append_p50_ms": round(judgement.latency_ms[0], 1),
         "append_p99_ms": round(judgement.latency_ms[1], 1),
         "lacks": round_.lacks,

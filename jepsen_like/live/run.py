@@ -29,7 +29,7 @@ from jepsen_like.live.nemeses import OWN_DISKS, Nemesis
 from jepsen_like.live.replicas import differences
 from jepsen_like.live.stage import Stage
 from jepsen_like.live.storage import Disk, LackError, PlainDisk, best_disk
-from jepsen_like.live.workloads.base import READ_BACK_S, Plan
+from jepsen_like.live.workloads.base import READ_BACK_S, TRANSACTIONAL, TRANSACTIONS, Plan
 
 DEFAULTS: Final = {
     "group.initial.rebalance.delay.ms": "0",
@@ -42,7 +42,10 @@ DEFAULTS: Final = {
 TOPICS_3: Final = {"log": (6, 3)}
 TOPICS_5: Final = {"wide": (4, 5), "narrow": (4, 3)}
 """Partitions and replicas by topic; those of five replicas survive the loss of two nodes."""
+TRANSACTIONAL_PARTITIONS: Final = 4
 FIRST_ACK_S: Final = 30.0
+ENDS_S: Final = 2 * READ_BACK_S + 180
+"""Clients that take longer to get their last answers and to read everything back are stuck."""
 QUIET_S: Final = (0.5, 1.5)
 """Between a cluster made whole and the next fault."""
 
@@ -65,6 +68,8 @@ class Settings:
     """A nemesis that this machine cannot do is a failure, not a skip."""
     each: int = 0
     """A run in which some nemesis struck less often says too little."""
+    plant: str = ""
+    """A fault of the clients, planted to see that it is found."""
 
 
 @define
@@ -243,7 +248,10 @@ class Runner:
         try:
             cluster.start()
             topics = TOPICS_3 if round_.nodes == 3 else TOPICS_5
-            for topic, (partitions, replicas) in topics.items():
+            own: dict[str, tuple[int, int]] = {}
+            if TRANSACTIONS in self._settings.workloads:
+                own = {TRANSACTIONAL: (TRANSACTIONAL_PARTITIONS, round_.nodes)}
+            for topic, (partitions, replicas) in {**topics, **own}.items():
                 words = ["-p", str(partitions), "-r", str(replicas)]
                 done = cluster.command("topic", "create", topic, *words)
                 if done.returncode:
@@ -254,13 +262,15 @@ class Runner:
                 workloads=self._settings.workloads,
                 rate=self._settings.rate,
                 seed=self._rng.getrandbits(32),
+                transactional={topic: partitions for topic, (partitions, _) in own.items()},
+                plant=self._settings.plant,
             )
             cluster.wait_whole(60)
             load = LoadProcess(plan, round_.folder, links.client_prefix)
             self._strike(round_, Stage(cluster, self._rng), load)
             load.stop()
             round_.ended = time.monotonic()
-            round_.load_exit = load.wait(READ_BACK_S + 120)
+            round_.load_exit = load.wait(ENDS_S)
             round_.told = load.told
             round_.differences = differences(cluster)
         except (StuckError, subprocess.TimeoutExpired) as error:

@@ -18,7 +18,16 @@ from attrs import define, field, frozen
 
 from jepsen_like.history_events import Recorder
 
-WORKLOADS: Final = ("append", "poll", "group", "registers", "topics")
+TRANSACTIONS: Final = "transactions"
+TRANSACTIONAL: Final = "transactional"
+"""The topic that transactions write to, and nobody else."""
+WORKLOADS: Final = ("append", "poll", "group", "registers", "topics", TRANSACTIONS)
+PLANTS: Final[Mapping[str, str]] = {
+    "reads-uncommitted": "who is to read committed records alone reads all of them",
+    "left-open": "a transaction without an end, that does not expire within the run",
+}
+"""Faults of the clients, planted to see that the checkers find them: such a run must not be clean.
+"""
 UNFINISHED: Final = 2
 CRASHED: Final = 3
 """Exit codes of a load: the cluster did not answer to the end; a client is broken."""
@@ -50,11 +59,21 @@ class Plan:
     """Records a second, over all partitions."""
     seed: int
     size: int = 100
+    transactional: Mapping[str, int] = field(factory=dict)
+    """The same of what transactions write to, and nobody else."""
+    plant: str = ""
+    """One of `PLANTS`."""
 
     @property
     def keys(self) -> list[str]:
         """All partitions."""
         return [key_of(topic, i) for topic, count in self.topics.items() for i in range(count)]
+
+    @property
+    def transactional_keys(self) -> list[str]:
+        """All partitions that transactions write to."""
+        counts = self.transactional.items()
+        return [key_of(topic, i) for topic, count in counts for i in range(count)]
 
 
 @define(eq=False)
@@ -70,6 +89,8 @@ class Around:
     numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
     acked_records: int = 0
     polled_records: int = 0
+    hung_clients: int = 0
+    """Those that never came back from a call that has a timeout: a fault of theirs."""
     fatal: list[str] = field(factory=list)
     """Errors after which a client cannot go on; none is expected, whatever breaks."""
     refused: set[str] = field(factory=set)
@@ -105,7 +126,8 @@ class Crowd(ABC):
     def __init__(self, around: Around, name: str, count: int) -> None:
         self._around = around
         self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}")
+            # Who hangs in a client's library must not keep the process from its end.
+            threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
 

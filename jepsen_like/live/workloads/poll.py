@@ -20,6 +20,7 @@ from jepsen_like.live.workloads.base import FAST_RETRIES, Around, Crowd, key_of,
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Consumer
 from raftmq_client.errors import ClientError
+from raftmq_client.options import Isolation
 
 REASSIGN_S: Final = (15.0, 60.0)
 POLL_RECORDS_MAX: Final = 1_000
@@ -83,7 +84,8 @@ def poll_own(consumer: Consumer, stop: threading.Event) -> tuple[Records, set[st
     return found, set()
 
 
-def _assign(consumer: confluent_kafka.Consumer, starts: dict[str, int]) -> None:
+def assign(consumer: confluent_kafka.Consumer, starts: dict[str, int]) -> None:
+    """Have it read these partitions from these offsets."""
     consumer.assign(
         [confluent_kafka.TopicPartition(*parts_of(key), starts[key]) for key in sorted(starts)]
     )
@@ -105,12 +107,13 @@ class Reader(Protocol):
 class Librdkafka:
     """One of confluent-kafka."""
 
-    def __init__(self, around: Around, number: int) -> None:
-        self._consumer = new_consumer(around.plan.bootstrap, f"assigned-{number}")
+    def __init__(self, around: Around, number: int, isolation: Isolation | None = None) -> None:
+        settings = {} if isolation is None else {"isolation.level": isolation}
+        self._consumer = new_consumer(around.plan.bootstrap, f"assigned-{number}", **settings)
 
     def assign(self, starts: dict[str, int]) -> None:
         """Read these partitions from these offsets."""
-        _assign(self._consumer, starts)
+        assign(self._consumer, starts)
 
     def take(self) -> tuple[Records, set[str]]:
         """What there is."""
@@ -124,12 +127,13 @@ class Librdkafka:
 class OwnClient:
     """One of `raftmq_client`."""
 
-    def __init__(self, around: Around, number: int) -> None:
+    def __init__(self, around: Around, number: int, isolation: Isolation | None = None) -> None:
         self._stop = around.stop
         self._consumer = Consumer(
             around.plan.bootstrap,
             client_id=f"assigned-{number}",
             reset="earliest",
+            isolation=isolation,
             max_wait_ms=200,
             metadata_max_age_ms=5_000,
         )
@@ -147,7 +151,10 @@ class OwnClient:
         self._consumer.close()
 
 
-READERS: Final[tuple[Callable[[Around, int], Reader], ...]] = (Librdkafka, OwnClient)
+READERS: Final[tuple[Callable[[Around, int, Isolation | None], Reader], ...]] = (
+    Librdkafka,
+    OwnClient,
+)
 
 
 class Pollers(Crowd):
@@ -160,7 +167,7 @@ class Pollers(Crowd):
         around, recorder = self._around, self._around.recorder
         process = around.process()
         rng = random.Random(around.plan.seed * 77 + number)
-        reader = READERS[number](around, number)
+        reader = READERS[number](around, number, None)
         keys = around.plan.keys
         reached: dict[str, int] = {}
         try:
@@ -191,7 +198,7 @@ def read_to_end(around: Around, timeout_s: float) -> bool:
     starts = dict.fromkeys(around.plan.keys, 0)
     try:
         invoked = around.recorder.invoke(process, "assign", offsets=starts)
-        _assign(consumer, starts)
+        assign(consumer, starts)
         around.recorder.ok(invoked, offsets=starts)
         while missing and time.monotonic() < deadline:
             invoked = around.recorder.invoke(process, "poll")

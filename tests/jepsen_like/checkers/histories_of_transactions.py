@@ -449,3 +449,91 @@ def what_is_of_no_group_reads_as_it_likes(s: Scribe) -> None:
         read(s, A, {0: 10}, 1, within=running, process=5)
         commit(s, running)
     read(s, B, {0: 20, 2: 21}, 4)
+
+
+# ---- last stable offsets, and readers of all records ----
+
+
+def stable(s: Scribe, offset: int, epoch: int, *, asked: Event | None = None) -> None:
+    invoked = asked or s.invoke(4, "stable_end", partitions=[A])
+    s.ok(invoked, offsets={A: offset}, leader_epoch=epoch)
+
+
+def read_all(s: Scribe, rows: dict[int, Value], end: int, *, process: int = 5) -> None:
+    s.ok(
+        s.invoke(process, "poll_uncommitted"),
+        records={A: list(rows.items())} if rows else {},
+        offsets={A: end},
+    )
+
+
+@accepted("stable-offset-back")
+def a_deposed_leader_tells_what_it_knows(s: Scribe) -> None:
+    stable(s, 5, 1)
+    stable(s, 9, 2)
+    stable(s, 7, 1)
+    stable(s, 9, 3)
+
+
+@accepted("stable-offset-back")
+def asked_before_the_other_was_told(s: Scribe) -> None:
+    asked = s.invoke(5, "stable_end", partitions=[A])
+    stable(s, 9, 1)
+    stable(s, 7, 1, asked=asked)
+
+
+@rejected("stable-offset-back")
+def lower_by_the_same_leader(s: Scribe) -> None:
+    stable(s, 9, 1)
+    stable(s, 8, 1)
+
+
+@rejected("stable-offset-back")
+def lower_by_a_later_leader(s: Scribe) -> None:
+    stable(s, 9, 1)
+    stable(s, 12, 3)
+    stable(s, 8, 2)
+
+
+@accepted("hanging-transaction")
+def all_have_ended(s: Scribe) -> None:
+    s.ok(s.invoke(6, "settle", partitions=[A, B]))
+
+
+@rejected("hanging-transaction")
+def one_holds_back_a_last_stable_offset(s: Scribe) -> None:
+    s.ok(s.invoke(6, "settle", partitions=[A, B]), partitions=[B], offsets={B: 7})
+
+
+@rejected("hanging-transaction")
+def one_is_still_listed(s: Scribe) -> None:
+    s.ok(s.invoke(6, "settle", partitions=[A, B]), error="id PrepareCommit")
+
+
+@accepted("uncommitted-skip")
+def all_records_are_read(s: Scribe) -> None:
+    commit(s, begin(s, x_0=[10]))
+    abort(s, begin(s, 1, x_0=[11]))
+    read(s, A, {0: 10}, 4)
+    read_all(s, {0: 10, 2: 11}, 3)
+
+
+@rejected("uncommitted-skip")
+def one_that_is_committed_is_passed_over(s: Scribe) -> None:
+    commit(s, begin(s, x_0=[10]))
+    commit(s, begin(s, 1, x_0=[11]))
+    read(s, A, {0: 10, 2: 11}, 4)
+    read_all(s, {2: 11}, 3)
+
+
+@rejected("stable-divergence")
+def two_records_at_one_offset(s: Scribe) -> None:
+    commit(s, begin(s, x_0=[10]))
+    abort(s, begin(s, 1, x_0=[11]))
+    read(s, A, {0: 10}, 2)
+    read_all(s, {0: 11}, 1)
+
+
+@rejected("transaction-phantom")
+def one_that_nobody_wrote_is_among_all(s: Scribe) -> None:
+    read_all(s, {0: 10}, 1)

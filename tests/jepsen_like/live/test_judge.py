@@ -89,6 +89,74 @@ def test_a_lost_write_is_an_anomaly(round_: Round) -> None:
     assert found.exit_code == 1
 
 
+def write_transactions(
+    folder: Path, *, is_aborted_read: bool = False, hanging: tuple[str, ...] = ()
+) -> None:
+    """One that is committed and one that is aborted by wish, each over two partitions, and what
+    those read who are to be given committed records alone."""
+    clock = Clock()
+    with HistoryFile(folder / "history.jsonl.zst") as file:
+        recorder = Recorder(file, clock)
+        for number, is_commit in enumerate((True, False)):
+            clock.seconds += 0.5
+            transaction = recorder.invoke(
+                1,
+                "transaction",
+                transactional_id="id",
+                producer=[7, number],
+                protocol=2,
+                records={"x-0": [(-1, 2 * number)], "x-1": [(-1, 2 * number + 1)]},
+            )
+            invoked = recorder.invoke(1, "end", transaction=transaction.op, is_commit=is_commit)
+            clock.seconds += 0.2
+            recorder.ok(invoked)
+            records: Any = {"x-0": [(2 * number, 2 * number)], "x-1": [(number, 2 * number + 1)]}
+            if is_commit:
+                recorder.ok(transaction, records=records)
+            else:
+                recorder.fail(transaction, records=records)
+            if is_commit or is_aborted_read:
+                recorder.ok(recorder.invoke(2, "poll_committed"), records=records)
+        recorder.ok(recorder.invoke(3, "settle"), partitions=[*hanging], offsets={})
+
+
+def test_transactions_that_are_as_they_should_be(round_: Round) -> None:
+    write_transactions(round_.folder)
+    round_.faults = [Fault("kill-one", 0.6), Fault("pause", 1.0)]
+    found = judge(evolve(round_, ended=102.0))
+    assert found.findings == []
+    assert found.transactions == {"ok": 1, "fail": 1}
+    assert found.acked_records == found.polled_records == 2
+    assert found.struck_commits == 1, "the other fault came between two"
+    report = RunReport(Settings(60, (3,), 60, (), (), 1.0, 7, round_.folder), [(round_, found)])
+    assert "1 committed, 1 aborted, 0 unknown; 1 of 2 faults began while" in report.to_text()
+
+
+@pytest.mark.parametrize(
+    ("planted", "name"),
+    [
+        ({"is_aborted_read": True}, "committed-aborted-read"),
+        ({"hanging": ("x-1",)}, "hanging-transaction"),
+    ],
+    ids=["an aborted record was read", "one hangs"],
+)
+def test_transactions_that_are_not(round_: Round, planted: dict[str, Any], name: str) -> None:
+    write_transactions(round_.folder, **planted)
+    found = judge(evolve(round_, ended=102.0))
+    assert name in names(found)
+    assert found.exit_code == 1
+
+
+def test_a_stall_of_transactions_is_an_anomaly(round_: Round) -> None:
+    write_transactions(round_.folder)
+    ended = evolve(round_, ended=140.0)
+    assert ended.stage is not None
+    (well,) = ended.stage.timeline
+    assert judge(ended).findings == [], "no partition of theirs had to make progress"
+    ended.stage.timeline[:] = [evolve(well, members={**well.members, "transactional-0": NODES})]
+    assert names(judge(ended)) == {"no-progress"}
+
+
 def test_a_stall_is_an_anomaly_unless_the_majority_was_gone(round_: Round) -> None:
     write_history(round_.folder, pause_s=6.0)
     ended = evolve(round_, ended=107.2)

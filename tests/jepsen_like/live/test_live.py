@@ -68,6 +68,46 @@ def test_every_nemesis(tmp_path: Path, nodes: str, links: str) -> None:
     assert set(report["faults"]) == possible - set(report["rounds"][0]["lacks"])
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("plant", "found_by"),
+    [
+        ("reads-uncommitted", {"committed-aborted-read", "early-read"}),
+        ("left-open", {"hanging-transaction"}),
+    ],
+)
+def test_what_is_planted_in_transactions_is_found(
+    tmp_path: Path, plant: str, found_by: set[str]
+) -> None:
+    out = tmp_path / "out"
+    words = [
+        "--minutes",
+        "0.7",
+        "--nodes",
+        "3",
+        "--links",
+        "proxy",
+        "--seed",
+        "1",
+        "--plant",
+        plant,
+    ]
+    words += ["--nemesis", "kill-one", "--workload", "transactions", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "jepsen_like", "live", *words],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, "CI": ""},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (round_,) = json.loads((out / "report.json").read_text())["rounds"]
+    assert {finding["name"] for finding in round_["findings"]} & found_by, done.stdout
+    assert round_["transactions"]["ok"] > 10
+
+
 def test_ci_has_what_the_nemeses_need(tmp_path: Path) -> None:
     """What is missing is skipped elsewhere; here it fails, so that nothing is left out silently."""
     if not os.environ.get("CI"):

@@ -1,0 +1,354 @@
+"""Transactional producers of both client libraries, as the workload on transactions asks of them.
+
+What a call comes to is one of three: it was done, it was not and never will be (`DoomedError`,
+`OverError`), or nobody knows (`UnansweredError`): then the transaction is unknown. librdkafka
+speaks protocol 1 (KIP-98), our own client protocol 2 (KIP-890).
+
+By protocol 1 an EndTxn whose answer was lost may end the next transaction (KAFKA-17754). librdkafka
+sends it again by itself, so its own log is read for answers that were lost (`lost_ends`); it tells
+the producer's id and epoch, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+import confluent_kafka
+from attrs import frozen
+
+from jepsen_like.history_events import OFFSET_UNKNOWN
+from jepsen_like.live.workloads.base import FAST_RETRIES, Around, parts_of
+from jepsen_like.live.workloads.members import UnansweredError
+from jepsen_like.live.workloads.poll import new_consumer
+from jepsen_like.live.workloads.senders import FULL_S, Settled
+from raftmq.types import TopicPartition
+from raftmq_client.blocking import Producer
+from raftmq_client.blocking.transaction import Transaction
+from raftmq_client.core.accumulator import Receipt
+from raftmq_client.errors import (
+    BufferFullError,
+    ClientError,
+    EndUnknownError,
+    MustAbortError,
+    Outcome,
+    TransactionError,
+)
+
+T = TypeVar("T")
+
+CALL_S: Final = 5.0
+ANSWER_S: Final = 30.0
+"""Longer than any fault lasts; who has no answer by then asks no more."""
+_ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
+_BUMPED: Final = re.compile(r"bumped epoch to PID\{Id:(\d+),Epoch:(\d+)\}")
+_ENDED: Final = re.compile(r"EndTxn returned (\S+) in state")
+_TOLD: Final = frozenset({"NO_ERROR", "CONCURRENT_TRANSACTIONS"})
+"""Answers that say of an EndTxn that it is done, or that it was not."""
+
+
+class DoomedError(Exception):
+    """This transaction cannot be committed."""
+
+
+class OverError(Exception):
+    """This producer is over: another one has its transactional id, or it can do no more.
+
+    Attributes:
+        is_certain: what it was asked for last was not done, and never will be, unless an answer to
+            it was lost (`lost_ends`).
+    """
+
+    def __init__(self, why: str, *, is_certain: bool) -> None:
+        super().__init__(why)
+        self.is_certain = is_certain
+
+
+class Transactor(Protocol):
+    """One producer of a transactional id."""
+
+    protocol: int
+
+    def begin(self) -> tuple[int, int]:
+        """Begin a transaction, as the producer of its id: its producer id and epoch."""
+
+    def send(self, key: str, data: bytes, settled: Settled) -> None:
+        """Write a record."""
+
+    def commit_offset(self, group: str, key: str, offset: int) -> None:
+        """Commit an offset of a group within it."""
+
+    def end(self, *, is_commit: bool) -> None:
+        """Commit or abort; after `UnansweredError` it may be asked for again."""
+
+    def lost_ends(self) -> int:
+        """EndTxns that got no answer since this was asked last."""
+
+    def close(self) -> None:
+        """Leave whatever is open as it is, as far as the library can."""
+
+
+@frozen
+class Made:
+    """What a producer is made of."""
+
+    around: Around
+    transactional_id: str
+    timeout_ms: int
+    number: int
+
+
+class Librdkafka:
+    """One of confluent-kafka."""
+
+    protocol = 1
+
+    def __init__(self, made: Made) -> None:
+        self._around = made.around
+        self._identity = (-1, -1)
+        self._lost = 0
+        self._is_ready = self._is_hung = False
+        self._producer = confluent_kafka.Producer(
+            {
+                **FAST_RETRIES,
+                "bootstrap.servers": made.around.plan.bootstrap,
+                "client.id": f"transactor-{made.number}",
+                "transactional.id": made.transactional_id,
+                "transaction.timeout.ms": made.timeout_ms,
+                "request.timeout.ms": 1_000,
+                "linger.ms": (0, 2, 20)[made.number % 3],
+                "debug": "eos",
+                "log_level": 7,
+            },
+            logger=_Log(f"transactor-{made.number}", self._heard),
+        )
+        self._group: confluent_kafka.Consumer | None = None
+
+    def begin(self) -> tuple[int, int]:
+        """Begin; the first one fences whoever was before."""
+        if not self._is_ready:
+            self._insist(self._producer.init_transactions)
+            self._is_ready = True
+        self._insist(lambda _timeout_s: self._producer.begin_transaction())
+        self._serve()
+        return self._identity
+
+    def send(self, key: str, data: bytes, settled: Settled) -> None:
+        """Write a record."""
+
+        def delivered(
+            error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message
+        ) -> None:
+            offset = message.offset()
+            is_told = error is None and offset is not None and offset >= 0
+            settled(
+                offset if is_told and offset is not None else OFFSET_UNKNOWN,
+                "" if error is None else str(error),
+            )
+
+        topic, partition = parts_of(key)
+        while True:
+            try:
+                self._producer.produce(topic, data, partition=partition, on_delivery=delivered)
+            except BufferError:
+                self._serve(FULL_S)
+            except confluent_kafka.KafkaException as error:
+                self._raise(error.args[0])
+            else:
+                self._serve()
+                return
+
+    def commit_offset(self, group: str, key: str, offset: int) -> None:
+        """Commit an offset within it, as nobody's member."""
+        if self._group is None:
+            self._group = new_consumer(self._around.plan.bootstrap, group)
+        position = confluent_kafka.TopicPartition(*parts_of(key), offset)
+        who = self._group.consumer_group_metadata()
+        send = partial(self._producer.send_offsets_to_transaction, [position], who)
+        self._insist_unless_hung(partial(self._insist, send))
+
+    def end(self, *, is_commit: bool) -> None:
+        """Commit or abort."""
+        producer = self._producer
+        try:
+            self._insist(producer.commit_transaction if is_commit else producer.abort_transaction)
+        finally:
+            self._serve()
+
+    def lost_ends(self) -> int:
+        """As its log has it."""
+        lost, self._lost = self._lost, 0
+        return lost
+
+    def close(self) -> None:
+        """Nothing is aborted: this is as if its process had died."""
+        if self._is_hung:
+            return  # so would its end
+        if self._group is not None:
+            self._group.close()
+        self._producer.purge()
+        self._serve()
+        del self._producer
+
+    def _serve(self, seconds: float = 0.0) -> None:
+        """Let it call back. A producer that is over is told of where something is asked of it."""
+        with contextlib.suppress(confluent_kafka.KafkaException):
+            self._producer.poll(seconds)
+
+    def _heard(self, message: str) -> None:
+        if found := _ACQUIRED.search(message) or _BUMPED.search(message):
+            self._identity = int(found[1]), int(found[2])
+        elif (found := _ENDED.search(message)) and found[1] not in _TOLD:
+            self._lost += 1
+
+    def _insist(self, ask: Callable[[float], Any]) -> None:
+        """Ask until it is done."""
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                ask(CALL_S)
+            except confluent_kafka.KafkaException as error:
+                self._raise(error.args[0], is_last=time.monotonic() > deadline)
+            else:
+                return
+
+    def _insist_unless_hung(self, ask: Callable[[], None]) -> None:
+        """librdkafka 2.16 may never come back from `send_offsets_to_transaction`, whatever its
+        timeout: it waits for a broker that it has dismissed itself."""
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                ask()
+            except (DoomedError, OverError, UnansweredError) as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(ANSWER_S + 2 * CALL_S)
+        if thread.is_alive():
+            self._is_hung = True
+            self._around.hung_clients += 1
+            raise UnansweredError("the client hangs")
+        for failure in failures:
+            raise failure
+
+    def _raise(self, error: confluent_kafka.KafkaError, *, is_last: bool = True) -> None:
+        if error.fatal():
+            raise OverError(str(error), is_certain=True)
+        if error.txn_requires_abort():
+            raise DoomedError(str(error))
+        if not error.retriable():
+            raise OverError(str(error), is_certain=True)
+        if is_last or self._around.is_over.is_set():
+            raise UnansweredError(str(error))
+
+
+class _Log(logging.Logger):
+    """Hands on what librdkafka says of transactions; what ends one goes to the load's own log."""
+
+    def __init__(self, name: str, heard: Callable[[str], None]) -> None:
+        super().__init__(name, logging.DEBUG)
+        handler = logging.Handler()
+        handler.emit = lambda record: heard(record.getMessage())  # type: ignore[method-assign]
+        self.addHandler(handler)
+        told = logging.StreamHandler(sys.stderr)
+        told.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        told.addFilter(lambda record: record.getMessage().startswith("FATAL"))
+        self.addHandler(told)
+
+
+class OwnClient:
+    """One of `raftmq_client`."""
+
+    protocol = 2
+
+    def __init__(self, made: Made) -> None:
+        self._around = made.around
+        self._producer: Producer[bytes, bytes] = Producer(
+            made.around.plan.bootstrap,
+            client_id=f"transactor-{made.number}",
+            transactional_id=made.transactional_id,
+            transaction_timeout_ms=made.timeout_ms,
+            linger_ms=2,
+            request_timeout_ms=1_000,
+            metadata_max_age_ms=5_000,
+            max_block_ms=CALL_S * 1_000,
+        )
+        self._transaction: Transaction[bytes, bytes] | None = None
+
+    def begin(self) -> tuple[int, int]:
+        """Begin; the first one fences whoever was before."""
+        self._transaction = self._insist(self._producer.begin)
+        core = self._producer._transactions
+        self.protocol = core.protocol
+        return core.producer_id, core.producer_epoch
+
+    def send(self, key: str, data: bytes, settled: Settled) -> None:
+        """Write a record."""
+
+        def delivered(receipt: Receipt) -> None:
+            place, error = receipt.place, receipt.error
+            is_told = error is None and place is not None and place.offset >= 0
+            settled(
+                place.offset if is_told and place is not None else OFFSET_UNKNOWN,
+                "" if error is None else str(error),
+            )
+
+        topic, partition = parts_of(key)
+        self._insist(
+            lambda: self._running.send(topic, data, partition=partition, on_delivery=delivered)
+        )
+
+    def commit_offset(self, group: str, key: str, offset: int) -> None:
+        """Commit an offset within it, as nobody's member."""
+        position = TopicPartition(*parts_of(key))
+        self._insist(lambda: self._running.commit_offsets(group, {position: offset}, ANSWER_S))
+
+    def end(self, *, is_commit: bool) -> None:
+        """Commit or abort."""
+        running = self._running
+        self._insist(partial(running.commit if is_commit else running.abort, CALL_S))
+
+    def lost_ends(self) -> int:
+        """None that matters: by protocol 2 nothing late reaches another transaction."""
+        return 0
+
+    def close(self) -> None:
+        """It aborts what is open, if a coordinator answers soon."""
+        self._producer.close(flush=False)
+
+    @property
+    def _running(self) -> Transaction[bytes, bytes]:
+        assert self._transaction is not None
+        return self._transaction
+
+    def _insist(self, ask: Callable[[], T]) -> T:
+        """Ask until it is done."""
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return ask()
+            except (EndUnknownError, BufferFullError) as error:
+                failure: ClientError = error
+            except MustAbortError as error:
+                raise DoomedError(str(error)) from error
+            except TransactionError as error:
+                is_certain = error.outcome is Outcome.FAILED
+                raise OverError(str(error), is_certain=is_certain) from error
+            except ClientError as error:
+                if not error.retriable:
+                    raise
+                failure = error
+            if time.monotonic() > deadline or self._around.is_over.is_set():
+                raise UnansweredError(str(failure))
+
+
+KINDS: Final[tuple[Callable[[Made], Transactor], ...]] = (Librdkafka, OwnClient)
