@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -112,10 +112,14 @@ class Secure:
 
 @asynccontextmanager
 async def secure_port(
-    begin: Begin, listener: ClientListener, limits: Limits | None = None
+    begin: Begin,
+    listener: ClientListener,
+    limits: Limits | None = None,
+    *,
+    pause: Callable[[float], Awaitable[None]] = trio.sleep,
 ) -> AsyncIterator[Secure]:
     metrics = ServerCounts()
-    port = client_port(begin, limits or Limits(), metrics)
+    port = client_port(begin, limits or Limits(), metrics, pause=pause)
     sock = open_listen_socket(HOST, 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(port.serve, [Listening(sock, "SECURE", ServerTls(listener))])
@@ -132,7 +136,7 @@ def request(correlation_id: int, size: int = 32, api_key: int = METADATA) -> byt
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that comes soon."""
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - nobody tells of it
             await trio.sleep(0.001)
 
