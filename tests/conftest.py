@@ -24,6 +24,7 @@ from tests.spread import (  # noqa: F401 - hooks
 )
 
 LIVE_TIMEOUT_S = 400
+SIM_TIMEOUT_S = 900
 # On a busy machine an example takes what it takes; everything else stays as it is, in CI too.
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("patient")
@@ -59,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
             item.add_marker(limit)
+        if item.path.parent.name == "sim" and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SIM_TIMEOUT_S))  # a limit ends the whole process
     items.sort(key=_turn)
 
 

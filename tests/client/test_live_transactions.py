@@ -46,6 +46,12 @@ def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return number
 
 
+ONE_PROTOCOL = [
+    pytest.param(1, id="v1", marks=pytest.mark.soak),
+    pytest.param(2, id="v2"),
+]
+
+
 @pytest.fixture
 def name(topic: str) -> str:
     """A transactional id."""
@@ -343,6 +349,7 @@ def worker(*words: str) -> list[str]:
     return [sys.executable, "-m", "tests.client.transaction_worker", *words]
 
 
+@pytest.mark.parametrize("protocol", ONE_PROTOCOL, indirect=True)
 @pytest.mark.parametrize("driver", ["blocking"], indirect=True)
 def test_an_application_is_killed_again_and_again(
     driver: Driver, bootstrap: str, topic: str, reader: Reader, admin: Any, protocol: int

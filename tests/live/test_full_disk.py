@@ -30,7 +30,12 @@ FULL_S = 4.0
 """Leaders are balanced each second."""
 
 
-@pytest.fixture(params=[TmpfsDisk, PowerDisk], ids=["tmpfs", "xfs"])
+@pytest.fixture(
+    params=[
+        pytest.param(TmpfsDisk, id="tmpfs", marks=pytest.mark.soak),
+        pytest.param(PowerDisk, id="xfs"),
+    ]
+)
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     if os.geteuid() != 0:
         lack("needs root to mount a disk of its own")
