@@ -246,7 +246,8 @@ NODE_BUGS: Final[dict[str, Bug]] = {
         stress.restarts,
         2,
         (7,),
-        ("FlushedSurvives", "CrashKeepsIdentity", "Liveness"),
+        ("FlushedSurvives", "CrashKeepsIdentity", "EveryLifeIsNew", "Liveness"),
+        begins_at=21,
     ),
     "commits-wait-for-all": Bug(
         patching((leader, "quorum_end", _end_of_all)),
