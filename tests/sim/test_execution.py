@@ -28,6 +28,7 @@ SEEDS_MAX = 16
 EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
+    "tls.py": "encrypted bytes of connections, and none is simulated",
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
     "controller/balance.py": "a plan that operators ask for; `tests/controller` has its properties",
@@ -39,6 +40,7 @@ LEFT_OUT = {
     "server/admin/http.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
+    "server/kafka/handshakes.py": "sockets: what comes before encrypted bytes",
     "server/kafka/listener.py": "sockets",
     "server/kafka/readiness.py": "sockets",
     "server/kafka/replies.py": "sockets",
