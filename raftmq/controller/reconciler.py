@@ -128,16 +128,20 @@ def at_start(
     known: set[RaftGroupId] = set()
     for action in wanted:
         if isinstance(action, StartReplica):
-            known.add(action.group._replace(creation_epoch=action.life))
+            known.add(_key(action))
         elif isinstance(action, StopReplica):
             known |= {action.group, action.group._replace(creation_epoch=FIRST_LIFE)}
-    # What a node is dismissed from stays as it is until it is ordered away, or is wanted again.
+    # A leader that had not seen that a node is dismissed may have let it vote: with what it has it
+    # goes on, until it is ordered away or is wanted again.
+    found = sorted(folders)
+    keys = {folder.key for folder in found}
     for topic, partition in all_partitions(image):
         if node_id in partition.dismissed:
-            group = topic.group_id(partition.index)
-            life = FIRST_LIFE if partition.is_first_life else group.creation_epoch
-            known.add(group._replace(creation_epoch=life))
-    strangers = [Quarantine(folder) for folder in sorted(folders) if folder.key not in known]
+            start = _start(topic, partition, node_id)
+            if _key(start) in keys and _key(start) not in known:
+                wanted.append(start)
+            known.add(_key(start))
+    strangers = [Quarantine(folder) for folder in found if folder.key not in known]
     return [*strangers, *wanted]
 
 
@@ -178,17 +182,25 @@ def _partition_actions(
     name = TopicPartition(topic.name, partition.index)
     group = topic.group_id(partition.index)
     if old is None or not _holds(old, node_id):
-        began = any(voter.node_id == node_id for voter in partition.first_voters)
-        yield StartReplica(
-            group,
-            name,
-            partition.first_voters,
-            partition.preferred_leader,
-            topic.configs,
-            is_return=began and node_id not in partition.voters,
-            is_first_life=partition.is_first_life,
-        )
+        yield _start(topic, partition, node_id)
     elif old_topic is not None and old_topic.configs != topic.configs:
         yield UpdateConfigs(name, group, topic.configs)
     if old is not None and _wish(old) != _wish(partition):
         yield UpdateTarget(name, group, partition.replicas, partition.voters)
+
+
+def _start(topic: TopicImage, partition: PartitionImage, node_id: NodeId) -> StartReplica:
+    began = any(voter.node_id == node_id for voter in partition.first_voters)
+    return StartReplica(
+        topic.group_id(partition.index),
+        TopicPartition(topic.name, partition.index),
+        partition.first_voters,
+        partition.preferred_leader,
+        topic.configs,
+        is_return=began and node_id not in partition.voters,
+        is_first_life=partition.is_first_life,
+    )
+
+
+def _key(start: StartReplica) -> RaftGroupId:
+    return start.group._replace(creation_epoch=start.life)

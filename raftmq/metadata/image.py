@@ -307,6 +307,14 @@ class MetadataImage:
         is_named = node_id in partition.replicas or node_id in partition.voters
         return is_named and topic.group_id(group.partition) == group
 
+    def may_hold(self, node_id: NodeId, group: RaftGroupId) -> bool:
+        """The same, or it was to have one and is not known to be out of the group yet."""
+        topic = self.topic_by_id(group.topic_id)
+        if topic is None or not topic.has(group):
+            return False
+        partition = topic.partitions[group.partition]
+        return holds(partition, node_id) or node_id in partition.dismissed
+
     def removal_key(self, group: RaftGroupId) -> RaftGroupId:
         """Under which the order to delete a group's data stands: below LEVEL_OF_MOVES by topic and
         number alone."""

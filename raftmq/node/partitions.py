@@ -350,7 +350,7 @@ class Partitions:
                 self._unstopped[action.group] = action
 
     async def _start(self, action: StartReplica) -> None:
-        is_held = self._engine.image.holds(self._plane.node_id, action.group)
+        is_held = self._engine.image.may_hold(self._plane.node_id, action.group)
         if action.group in self._replicas or not is_held:  # deleted since, perhaps to make space
             return
         configs = self._configs(action.name.topic)

@@ -146,8 +146,9 @@ def test_a_reassigned_replica_stays_until_its_group_let_it_go(machine: Machine) 
     assert [a for a in at_start(machine.image, node(1), []) if a == again]
 
 
-def test_what_a_node_is_dismissed_from_is_neither_run_nor_put_aside(machine: Machine) -> None:
-    """It is ordered away, or wanted again, and then goes on with what it has."""
+def test_what_a_node_is_dismissed_from_runs_until_it_is_ordered_away(machine: Machine) -> None:
+    """Its leader may not have seen it, and have let it vote: without it there may be no majority.
+    What it never began it does not begin now."""
     machine.register_all(5)
     machine.image = raised(machine.image)
     before = machine.image
@@ -157,7 +158,11 @@ def test_what_a_node_is_dismissed_from_is_neither_run_nor_put_aside(machine: Mac
     assert machine.image.topics["a"].partitions[0].dismissed == (4, 5)
     [told] = reconcile(before, machine.image, node(1))
     assert isinstance(told, UpdateTarget), "its leader says that it has seen it all"
-    assert at_start(machine.image, node(5), [folder(1, 0)]) == []
+    assert at_start(machine.image, node(5), []) == []
+    [going_on] = at_start(machine.image, node(5), [folder(1, 0)])
+    assert isinstance(going_on, StartReplica)
+    assert machine.image.may_hold(node(5), going_on.group)
+    assert not machine.image.holds(node(5), going_on.group)
     [stranger] = at_start(machine.image, node(5), [folder(1, 1)])
     assert isinstance(stranger, Quarantine)
 
@@ -279,7 +284,9 @@ def test_a_folder_of_another_life_than_the_one_that_is_held_is_a_stranger(
     nobody = evolve(again, removals=Map())
     assert [a for a in at_start(nobody, node(4), later) if isinstance(a, Quarantine)]
     waits = evolve(dismissed, removals=Map())
-    assert at_start(waits, node(4), later) == []
+    [going_on] = at_start(waits, node(4), later)
+    assert isinstance(going_on, StartReplica)
+    assert going_on.life == LATER
     assert at_start(waits, node(4), [folder(1, 1)]) == [Quarantine(folder(1, 1))]
 
 
