@@ -8,6 +8,7 @@ sixth of its start time. So this module must be the first to import structlog in
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final, TextIO
@@ -34,6 +35,8 @@ LINES_MAX: Final = 5
 """So many lines of one event are written in `PERIOD_S`."""
 PERIOD_S: Final = 10.0
 _all: Final[WeakSet[RateLimitedLog]] = WeakSet()
+_all_lock: Final = threading.Lock()
+"""Modules that make one are imported in workers, too, while the loop flushes all of them."""
 
 
 def configure_logs(
@@ -100,7 +103,8 @@ class RateLimitedLog:
         self._now = now
         self._lines_max = lines_max
         self._periods: dict[str, tuple[float, int, str]] = {}  # event (ours): start, lines, level
-        _all.add(self)
+        with _all_lock:
+            _all.add(self)
 
     def debug(self, event: str, **fields: object) -> None:
         """Log a detail, or count it."""
@@ -144,5 +148,7 @@ class RateLimitedLog:
 def flush_all() -> None:
     """Flush every such logger of this process; a node does so about once a second, since an event
     that never comes again would not say how much of it was left out."""
-    for log in list(_all):
+    with _all_lock:
+        known = list(_all)
+    for log in known:
         log.flush()
