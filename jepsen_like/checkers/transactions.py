@@ -16,8 +16,8 @@ In one pass; what was `fail` in the end is known to be aborted, what was `info` 
 What is plain, a batch or a commit of offsets outside of all transactions, is told as a transaction
 by protocol 0, whose commit is asked for as it begins. A group may be deleted: it has none of the
 offsets that were on their way to it. Transactions of one transactional id follow each other: by
-their producer's epoch, and within it as they began. Readers read everything to its end, or
-`must_see_all` is False.
+their producer's epoch, and within it as they began. Readers read everything to its end; where
+`must_see_all` is False, only a record that a reader has passed is missed.
 
 KAFKA-17754: by protocol 1, where nothing in a request says which transaction it ends, an EndTxn
 whose answer was lost may end the next transaction of the same epoch. That is excused where the
@@ -307,7 +307,9 @@ class TransactionChecker(Checker):
             for value in values:
                 if (name, value) in self._seen:
                     given.append((name, value))
-                elif not self._may_be_gone(about, name, value):
+                elif not self._may_be_gone(about, name, value) and self._is_missed(
+                    about, name, value
+                ):
                     missing.append((name, value))
             self._judge_readers(about, name)
         op = next((next(iter(self._seen[at].values())) for at in given), -1)
@@ -318,7 +320,7 @@ class TransactionChecker(Checker):
         elif given and missing:
             told = f"{given[0]} was read, {missing[0]} never"
             self._find("torn-transaction", about, missing[0][0], told, op, is_commit=True)
-        elif about.outcome == COMMITTED and missing and self._must_see_all:
+        elif about.outcome == COMMITTED and missing:
             told = f"{missing[0][1]} and {len(missing) - 1} more were never read"
             self._find("lost-transaction", about, missing[0][0], told, op, is_commit=False)
 
@@ -326,6 +328,13 @@ class TransactionChecker(Checker):
         """Retention may have taken it before anybody read it."""
         log_start = self._log_starts.get(name, 0)
         return about.placed.get(value, 0) < log_start
+
+    def _is_missed(self, about: Transaction, name: str, value: Value) -> bool:
+        """Who reads it was to come to it: all do in the end, or somebody has passed its place."""
+        place = about.placed.get(value, -1)
+        return self._must_see_all or any(
+            0 <= place < end for (_, where), end in self._passed.items() if where == name
+        )
 
     def _judge_readers(self, about: Transaction, name: str) -> None:
         """Whoever was given one record of it in a partition, and came behind all, has all."""

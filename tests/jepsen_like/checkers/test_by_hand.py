@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from jepsen_like.checkers import Options, Validity, check_events
+from jepsen_like.checkers import Options, Report, Validity, check_events
 from tests.jepsen_like.checkers import (
     histories_of_groups,
     histories_of_logs,
     histories_of_transactions,
 )
 from tests.jepsen_like.checkers.histories import ACCEPTED, REJECTED, Written
+from tests.jepsen_like.checkers.histories_of_transactions import A, B, ask, begin, read
 from tests.jepsen_like.checkers.scribe import Scribe
 
 assert histories_of_groups
@@ -61,3 +62,19 @@ def test_what_options_excuse() -> None:
     assert report.validity is Validity.VALID
     assert "1 excused" in report["unseen"].note
     assert "1 excused" in report["offset-gap"].note
+
+
+def test_a_run_that_ended_early_has_not_lost_what_nobody_came_to() -> None:
+    """One partition was read to its end, the other one not as far."""
+
+    def judged(passed: int) -> Report:
+        scribe = Scribe()
+        transaction = begin(scribe, x_0=[10], x_1=[11])
+        scribe.ok(ask(scribe, transaction))
+        scribe.ok(transaction, records={A: [(0, 10)], B: [(3, 11)]})
+        read(scribe, A, {0: 10}, 1)
+        read(scribe, B, {}, passed)
+        return check_events(scribe.events, Options(must_see_all=False))
+
+    assert judged(3).validity is Validity.VALID
+    assert judged(4).named(Validity.INVALID) == ("torn-transaction",)
