@@ -235,6 +235,7 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         8,
         (21,),
         ("TransactionsEnd",),
+        begins_at=23,
     ),
     "retention-past-the-open": Bug(
         patching((Replica, "retain", _retained_to_watermark)),
