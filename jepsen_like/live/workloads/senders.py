@@ -107,6 +107,20 @@ class Librdkafka:
             self._producer.poll(0.1)
 
 
+def tells_of(settled: Settled) -> Callable[[Receipt], None]:
+    """Tells `settled` of a record what its receipt of `raftmq_client` says."""
+
+    def delivered(receipt: Receipt) -> None:
+        place, error = receipt.place, receipt.error
+        is_told = error is None and place is not None and place.offset >= 0
+        settled(
+            place.offset if is_told and place is not None else OFFSET_UNKNOWN,
+            "" if error is None else str(error),
+        )
+
+    return delivered
+
+
 class OwnClient:
     """A producer of `raftmq_client`."""
 
@@ -123,14 +137,7 @@ class OwnClient:
     def send(self, topic: str, partition: int, data: bytes, settled: Settled) -> None:
         """Take a record."""
 
-        def delivered(receipt: Receipt) -> None:
-            place, error = receipt.place, receipt.error
-            is_told = error is None and place is not None and place.offset >= 0
-            settled(
-                place.offset if is_told and place is not None else OFFSET_UNKNOWN,
-                "" if error is None else str(error),
-            )
-
+        delivered = tells_of(settled)
         while True:
             try:
                 self._producer.send(topic, data, partition=partition, on_delivery=delivered)

@@ -28,11 +28,10 @@ from jepsen_like.history_events import OFFSET_UNKNOWN
 from jepsen_like.live.workloads.base import FAST_RETRIES, Around, parts_of
 from jepsen_like.live.workloads.members import UnansweredError
 from jepsen_like.live.workloads.poll import new_consumer
-from jepsen_like.live.workloads.senders import FULL_S, Settled
+from jepsen_like.live.workloads.senders import FULL_S, Settled, tells_of
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Producer
 from raftmq_client.blocking.transaction import Transaction
-from raftmq_client.core.accumulator import Receipt
 from raftmq_client.errors import (
     BufferFullError,
     ClientError,
@@ -293,15 +292,7 @@ class OwnClient:
 
     def send(self, key: str, data: bytes, settled: Settled) -> None:
         """Write a record."""
-
-        def delivered(receipt: Receipt) -> None:
-            place, error = receipt.place, receipt.error
-            is_told = error is None and place is not None and place.offset >= 0
-            settled(
-                place.offset if is_told and place is not None else OFFSET_UNKNOWN,
-                "" if error is None else str(error),
-            )
-
+        delivered = tells_of(settled)
         topic, partition = parts_of(key)
         self._insist(
             lambda: self._running.send(topic, data, partition=partition, on_delivery=delivered)
