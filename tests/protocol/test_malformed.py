@@ -102,13 +102,20 @@ def test_rubbish_never_does_worse_than_be_refused(body: bytes, data: st.DataObje
 
 
 def peak_of(decode: Callable[[], Any]) -> int:
-    """The most bytes that were allocated at once."""
-    tracemalloc.start()
-    try:
-        refuses_or_reads(decode)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """The most bytes that were allocated at once, the least of three times.
+
+    Threads of the test run's own are counted with it; what the decoding itself allocates comes every time.
+    """
+
+    def once() -> int:
+        tracemalloc.start()
+        try:
+            refuses_or_reads(decode)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    return min(once() for _ in range(3))
 
 
 SLACK = 64 << 10
