@@ -104,7 +104,8 @@ def test_rubbish_never_does_worse_than_be_refused(body: bytes, data: st.DataObje
 def peak_of(decode: Callable[[], Any]) -> int:
     """The most bytes that were allocated at once, the least of three times.
 
-    Threads of the test run's own are counted with it; what the decoding itself allocates comes every time.
+    Threads of the test run's own are counted with it; what the decoding
+    itself allocates comes every time.
     """
 
     def once() -> int:
