@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jepsen_like.live.links import Links
+from jepsen_like.live.scarcity import Patience, Sampler, Scarcity
 from jepsen_like.live.storage import Disk
 
 POLL_S: Final = 0.05
@@ -53,15 +54,20 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     return ports
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
+def wait_until(
+    condition: Callable[[], bool],
+    timeout_s: float,
+    what: Callable[[], str],
+    scarcity: Scarcity | None = None,
+) -> None:
     """Poll until the condition holds.
 
     Raises:
-        StuckError: it did not in time.
+        StuckError: it did not in time, of which what is scarce does not count.
     """
-    deadline = time.monotonic() + timeout_s
+    patience = Patience(timeout_s, scarcity)
     while not condition():
-        if time.monotonic() > deadline:
+        if patience.is_over:
             raise StuckError(f"not within {timeout_s:g} s: {what()}")
         time.sleep(POLL_S)
 
@@ -252,6 +258,10 @@ class Cluster:
         self.nodes: dict[int, Node] = {}
         self.voters: list[Node] = []
         """The first voters of metadata, as every configuration names them."""
+        self.scarcity = Scarcity()
+        """What nodes and clients lack of this machine's cores, from `start` on."""
+        self.client_pids: list[int] = []
+        self._sampler: Sampler | None = None
         self._highest = 0
         self._lock = threading.Lock()
         for _ in range(nodes):
@@ -273,16 +283,23 @@ class Cluster:
 
     def start(self) -> None:
         """Start all nodes and wait until the cluster is well."""
+        self._sampler = Sampler(self.scarcity, self._pids)
         for node in self.nodes.values():
             node.start()
         self.wait_whole(60)
 
     def stop(self) -> None:
         """Kill what still runs and give back the disks."""
+        if self._sampler is not None:
+            self._sampler.close()
         for node in self.nodes.values():
             node.kill()
         for node in self.nodes.values():
             node.disk.close()
+
+    def _pids(self) -> list[int]:
+        processes = [node.process for node in [*self.nodes.values()]]
+        return [*self.client_pids, *(process.pid for process in processes if process is not None)]
 
     def troubles(self) -> list[str]:
         """What keeps the cluster from being as good as new."""
@@ -294,7 +311,12 @@ class Cluster:
         Raises:
             StuckError: with what is wrong.
         """
-        wait_until(lambda: not self.troubles(), timeout_s, lambda: "; ".join(self.troubles()[:8]))
+        wait_until(
+            lambda: not self.troubles(),
+            timeout_s,
+            lambda: "; ".join(self.troubles()[:8]),
+            self.scarcity,
+        )
 
     def wait_up(self, nodes: Sequence[Node], timeout_s: float) -> None:
         """Return once these processes do their work."""
@@ -302,6 +324,7 @@ class Cluster:
             lambda: all(node.is_up for node in nodes),
             timeout_s,
             lambda: "; ".join(f"{n.node_id}: {n.log_tail(300)}" for n in nodes if not n.is_up),
+            self.scarcity,
         )
 
     def command(self, *words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:

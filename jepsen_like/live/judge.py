@@ -168,11 +168,10 @@ def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
     if latencies:
         found.latency_ms = (latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100])
     if round_.stage is not None:
-        found.stalls = stalls(round_.stage.timeline, series.acked_at, end)
+        timeline, scarcity = round_.stage.timeline, round_.stage.scarcity
+        found.stalls = stalls(timeline, series.acked_at, end, scarcity)
         if series.transactions:
-            found.stalls.insert(
-                1, transactions_stall(round_.stage.timeline, series.committed_at, end)
-            )
+            found.stalls.insert(1, transactions_stall(timeline, series.committed_at, end, scarcity))
         found.findings += _judge_stalls(found.stalls, round_)
 
 
@@ -182,10 +181,11 @@ _LIMITS_S: Final = {CLUSTER: STALL_LIMIT_S, TRANSACTIONS: TRANSACTIONS_STALL_LIM
 def _judge_stalls(found: Sequence[Stall], round_: Round) -> Iterator[Finding]:
     for stall in found:
         limit = _LIMITS_S.get(stall.where, PARTITION_STALL_LIMIT_S)
-        if stall.seconds > limit:
+        if stall.counted_s > limit:
             at = stall.began - round_.began
             told = (
                 f"{stall.where} acknowledged nothing for {stall.seconds:.1f} s from {at:.1f} s on"
+                f" ({stall.counted_s:.1f} s without waits for cores)"
             )
             yield Finding("no-progress", told)
 

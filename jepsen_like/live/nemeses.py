@@ -18,6 +18,7 @@ from jepsen_like.live import clocks
 from jepsen_like.live.cluster import Node, StuckError
 from jepsen_like.live.damage import spoil_bytes
 from jepsen_like.live.links import CLIENTS, Pair, Weather
+from jepsen_like.live.scarcity import Patience
 from jepsen_like.live.stage import Stage
 
 REPLACE_S: Final = 60.0
@@ -188,12 +189,12 @@ def replace(stage: Stage) -> None:
     stage.damaged.add(new.node_id)
     stage.start([new])
     stage.wait_up()
-    deadline = time.monotonic() + REPLACE_S
+    patience = Patience(REPLACE_S, stage.scarcity)
     while True:
         done = cluster.command("node", "replace", str(lost.node_id), str(new.node_id))
         if done.returncode == 0:
             return
-        if time.monotonic() > deadline:
+        if patience.is_over:
             raise StuckError(f"node replace: {done.stdout}{done.stderr}")
         time.sleep(0.2)  # the old one still counts as alive, or the new one has not joined yet
 

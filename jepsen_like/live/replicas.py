@@ -49,6 +49,7 @@ def differences(cluster: Cluster) -> list[str]:
         lambda: all(len(ends) == 1 for ends in _ends(cluster).values()),
         CAUGHT_UP_S,
         lambda: f"replicas at the same end: {_ends(cluster)}",
+        cluster.scarcity,
     )
     for node in cluster.nodes.values():
         node.kill()

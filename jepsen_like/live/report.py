@@ -51,10 +51,10 @@ class RunReport:
 
     @property
     def longest_stall_s(self) -> float:
-        """The longest time without an acknowledgement while a majority was connected."""
-        return max(
-            (s.seconds for _, j in self.rounds for s in j.stalls if s.where == CLUSTER), default=0.0
-        )
+        """The longest time without an acknowledgement while a majority was connected, without
+        waits for cores."""
+        stalls = [s for _, judgement in self.rounds for s in judgement.stalls if s.where == CLUSTER]
+        return max((stall.counted_s for stall in stalls), default=0.0)
 
     @property
     def jumps(self) -> list[Jump]:
@@ -139,7 +139,10 @@ class RunReport:
         lines += [f"  {told}" for told in map(_fault_line, round_.faults)]
         for stall in judgement.stalls[:STALLS_SHOWN]:
             at = stall.began - round_.began
-            lines.append(f"  {stall.where}: no progress for {stall.seconds:.2f} s at {at:.1f} s")
+            lines.append(
+                f"  {stall.where}: no progress for {stall.seconds:.2f} s at {at:.1f} s"
+                f" ({stall.counted_s:.2f} s without waits for cores)"
+            )
         if judgement.report is not None:
             lines += [f"  {line}" for line in judgement.report.to_text().splitlines()]
         lines += [f"  {f.name}: {f.told}" for f in judgement.findings]
@@ -218,6 +221,7 @@ def _round_json(round_: Round, judgement: Judgement) -> dict[str, Any]:
             {
                 "where": s.where,
                 "seconds": round(s.seconds, 3),
+                "counted_s": round(s.counted_s, 3),
                 "at": round(s.began - round_.began, 3),
             }
             for s in judgement.stalls

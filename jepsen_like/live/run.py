@@ -27,6 +27,7 @@ from jepsen_like.live.links import Links, ProxyLinks
 from jepsen_like.live.namespaces import NamespaceLinks
 from jepsen_like.live.nemeses import OWN_DISKS, Nemesis
 from jepsen_like.live.replicas import differences
+from jepsen_like.live.scarcity import Patience
 from jepsen_like.live.stage import Stage
 from jepsen_like.live.storage import Disk, LackError, PlainDisk, best_disk
 from jepsen_like.live.workloads.base import READ_BACK_S, TRANSACTIONAL, TRANSACTIONS, Plan
@@ -140,6 +141,11 @@ class LoadProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.told = json.loads(line)
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -267,6 +273,7 @@ class Runner:
             )
             cluster.wait_whole(60)
             load = LoadProcess(plan, round_.folder, links.client_prefix)
+            cluster.client_pids.append(load.pid)
             self._strike(round_, Stage(cluster, self._rng), load)
             load.stop()
             round_.ended = time.monotonic()
@@ -292,9 +299,9 @@ class Runner:
 
     def _strike(self, round_: Round, stage: Stage, load: LoadProcess) -> None:
         """Fault after fault until the round's time is over, and one however long forming took."""
-        deadline = time.monotonic() + FIRST_ACK_S
+        patience = Patience(FIRST_ACK_S, stage.scarcity)
         while not load.told.get("acked"):
-            if time.monotonic() > deadline or not load.is_running:
+            if patience.is_over or not load.is_running:
                 raise StuckError("nothing is acknowledged on a healthy cluster")
             time.sleep(0.05)
         round_.stage = stage

@@ -18,6 +18,7 @@ from attrs import define, field, frozen
 from jepsen_like.live import clocks
 from jepsen_like.live.cluster import Cluster, Node, StuckError
 from jepsen_like.live.links import BLOCKED, CLIENTS, Links, Pair, Weather, between
+from jepsen_like.live.scarcity import Patience, Scarcity
 
 UP_S: Final = 60.0
 WHOLE_S: Final = 90.0
@@ -74,6 +75,11 @@ class Stage:
         return self.cluster.links
 
     @property
+    def scarcity(self) -> Scarcity:
+        """What nodes and clients lack of this machine's cores."""
+        return self.cluster.scarcity
+
+    @property
     def ids(self) -> list[int]:
         """All nodes."""
         return sorted(self.cluster.nodes)
@@ -120,11 +126,11 @@ class Stage:
         Raises:
             StuckError: one does not come up.
         """
-        deadline = time.monotonic() + UP_S
+        patience = Patience(UP_S, self.scarcity)
         nodes = self.cluster.nodes
         while waiting := [i for i in sorted(self.down & nodes.keys()) if nodes[i].is_running]:
             self.mark(up=[i for i in waiting if nodes[i].is_up])
-            if time.monotonic() > deadline:
+            if patience.is_over:
                 tails = "; ".join(f"{i}: {nodes[i].log_tail(600)}" for i in waiting)
                 raise StuckError(f"not up within {UP_S:g} s: {tails}")
             time.sleep(POLL_S)

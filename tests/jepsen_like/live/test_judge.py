@@ -21,6 +21,7 @@ from jepsen_like.live.nemeses import NEMESES
 from jepsen_like.live.replicas import log_hash
 from jepsen_like.live.report import RunReport
 from jepsen_like.live.run import Deck, Fault, Round, Settings
+from jepsen_like.live.scarcity import Scarcity
 from jepsen_like.live.stage import Stage, Standing
 
 NODES = frozenset({1, 2, 3})
@@ -56,6 +57,7 @@ class FakeStage:
 
     def __init__(self) -> None:
         self.timeline = [Standing(100.0, NODES, frozenset(), {"": NODES, "t-0": NODES})]
+        self.scarcity = Scarcity()
 
 
 @pytest.fixture
@@ -165,6 +167,19 @@ def test_a_stall_is_an_anomaly_unless_the_majority_was_gone(round_: Round) -> No
     (well,) = ended.stage.timeline
     ended.stage.timeline.append(evolve(well, at=101.0, well=frozenset({1})))
     ended.stage.timeline.append(evolve(well, at=105.0))
+    assert judge(ended).findings == []
+
+
+def test_a_stall_counts_without_the_wait_for_cores(round_: Round) -> None:
+    write_history(round_.folder, pause_s=6.0)
+    ended = evolve(round_, ended=107.2)
+    assert ended.stage is not None
+    ended.stage.scarcity.note(100.0, {(1, 1): 0.0})
+    ended.stage.scarcity.note(108.0, {(1, 1): 0.5})
+    assert names(judge(ended)) == {"no-progress"}
+    ended.stage.scarcity = Scarcity()
+    ended.stage.scarcity.note(100.0, {(1, 1): 0.0})
+    ended.stage.scarcity.note(108.0, {(1, 1): 1.5})
     assert judge(ended).findings == []
 
 
