@@ -42,6 +42,8 @@ from raftmq.records import (
 )
 from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex
 
+ENTRIES_MAX: Final = 256
+"""In one answer, however small they are: each is an object here and an append at a follower."""
 _CURSORS_MAX: Final = 32
 _SEGMENTS_AHEAD: Final = 8
 _BARE_OVERHEAD: Final = 64
@@ -136,7 +138,9 @@ class ReadableLog:
     # --- entries ----------------------------------------------------------------------------
 
     def entries(self, start: RaftIndex, bytes_max: int) -> tuple[LogEntry, ...]:
-        """Entries from `start` on, about `bytes_max` of them, at least one if there is any.
+        """Entries from `start` on, at least one if there is any.
+
+        They are about `bytes_max`, and at most `ENTRIES_MAX`.
 
         Raises:
             DamagedError: the first of them is damaged.
@@ -149,7 +153,7 @@ class ReadableLog:
         left = bytes_max
         end_offset = self.log_end_offset
         try:
-            while left > 0:
+            while left > 0 and len(out) < ENTRIES_MAX:
                 if at < len(bare.entries) and bare.offsets[at] == offset:
                     entry = bare.entries[at]
                     left -= len(entry.payload) + _BARE_OVERHEAD
@@ -189,7 +193,8 @@ class ReadableLog:
             used += header.size
             offset = header.next_offset
             position = batch.position + header.size
-            if used >= left or self._recent.find(offset) is not None:
+            is_full = used >= left or len(out) >= ENTRIES_MAX
+            if is_full or self._recent.find(offset) is not None:
                 break
         if offset < segment.end_offset:
             self._remember(offset, segment, position)
@@ -200,7 +205,7 @@ class ReadableLog:
     ) -> tuple[int, int]:
         used = 0
         while offset < limit and (batch := self._recent.at(slot)) is not None:
-            if out and batch.size > left - used:
+            if out and (batch.size > left - used or len(out) >= ENTRIES_MAX):
                 break
             out.append(batch.entry)
             used += batch.size
@@ -217,7 +222,8 @@ class ReadableLog:
             header = staged.header
             if header.base_offset < offset:
                 continue
-            if header.base_offset >= limit or (out and header.size > left - used):
+            is_full = out and (header.size > left - used or len(out) >= ENTRIES_MAX)
+            if header.base_offset >= limit or is_full:
                 break
             out.append(_log_entry(header, steps, staged.data))
             used += header.size

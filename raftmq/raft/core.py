@@ -102,6 +102,11 @@ class EntrySource(Protocol):
         """
         ...
 
+    def is_waiting(self) -> bool:
+        """True while `admit` would refuse whatever only the limit of the rate holds back, since
+        another is next: what cannot leave need not be read."""
+        ...
+
     def grown(self, entries: Sequence[Entry]) -> None:
         """These were appended while a replica catches up: they come on top of its limit."""
         ...

@@ -189,6 +189,8 @@ class Leadership:
             while progress.next_end < log_end and progress.has_room:
                 if progress.inflight_messages and core.buggify("raft.full_window"):
                     break  # an answer is on its way, and what is left goes then
+                if progress.is_held and core.source.is_waiting() and not self._is_needed(progress):
+                    break
                 entries, size_bytes = self._entries(progress.next_end)
                 if entries and entries[0].start < progress.next_end:
                     progress.become_catch_up(core.log_start)  # it asked for a place in an entry

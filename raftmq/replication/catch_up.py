@@ -155,6 +155,10 @@ class CatchUpRate:
             grown_ms = self._grown_ms + self._cost_ms(size_bytes, batches)
             self._grown_ms = min(grown_ms, GROWN_BYTES_MAX * 1e3 / self._bytes_per_s)
 
+    def is_waiting(self, wake: Wake) -> bool:
+        """True for one that is held back and whose turn has not come."""
+        return wake in self._waiting
+
     def look_again(self, wake: Wake) -> None:
         """Call `wake` at the next tick: it waits for something that says nothing when it comes."""
         self._soon[wake] = None
@@ -326,6 +330,10 @@ class LogSource:
         if is_stored:
             self._stored.left(entries[-1].end, next_bytes_max)
         return True
+
+    def is_waiting(self) -> bool:
+        """True while this log's turn at the limit has not come."""
+        return not self._is_exempt and self._port.rate.is_waiting(self._wake)
 
     def grown(self, entries: Sequence[Entry]) -> None:
         """Count what was appended while a replica catches up."""

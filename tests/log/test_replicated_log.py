@@ -7,6 +7,7 @@ import pytest
 
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
+from raftmq.log.reader import ENTRIES_MAX
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.shared import Shared
 from raftmq.records import LOG_APPEND_TIME, NewRecord, build_batch, parse_header
@@ -97,6 +98,19 @@ def test_bare_entries_take_no_offset(place: Place) -> None:
     assert log.end_offset_for_epoch(LeaderEpoch(0)) is None
     assert log.previous_epoch_at(RaftIndex(0)) == 0
     assert log.previous_epoch_at(RaftIndex(6)) == 2
+
+
+def test_entries_are_so_many_at_most_wherever_they_lie(place: Place) -> None:
+    log = start(place)
+    elect(log, 1)
+    for _ in range(ENTRIES_MAX + 44):
+        append(log, 1, size=10)
+    assert len(log.entries(RaftIndex(1), 1 << 20)) == ENTRIES_MAX
+    flush(log)
+    opened = again(place, log)
+    first = opened.entries(RaftIndex(1), 1 << 20)
+    assert len(first) == ENTRIES_MAX
+    assert len(opened.entries(first[-1].end, 1 << 20)) == 44
 
 
 def test_bytes_max_and_at_least_one(place: Place) -> None:

@@ -143,6 +143,9 @@ class Node:
     def admit(self, *_: object, **_more: object) -> bool:
         return True
 
+    def is_waiting(self) -> bool:
+        return False
+
     def grown(self, _entries: object) -> None:
         """There is no limit."""
 

@@ -29,11 +29,14 @@ class Source:
         self.log = entries
         self.memory_start = 0  # below it entries come one by one from a disk
         self.may_leave = self.is_read = True
+        self.waits = False  # for its turn at the limit
+        self.reads = 0
         self.asked: list[tuple[int, ReplicaId, bool]] = []
         self.from_disk: list[bool] = []
         self.grew: list[int] = []
 
     def entries(self, start: RaftIndex, _bytes_max: int) -> tuple[Entry, ...]:
+        self.reads += 1
         if start < self.memory_start:
             return ()
         return tuple(each for each in self.log if each.start >= start)
@@ -55,6 +58,9 @@ class Source:
         self.asked.append((entries[0].start, to, is_needed))
         self.from_disk.append(next_bytes_max > 0)
         return self.may_leave
+
+    def is_waiting(self) -> bool:
+        return self.waits
 
     def grown(self, entries: Sequence[Entry]) -> None:
         self.grew += [each.start for each in entries]

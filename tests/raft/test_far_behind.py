@@ -52,6 +52,35 @@ def test_what_is_held_back_is_asked_for_again_when_the_engine_drains() -> None:
     assert [start for start, *_ in source(core).asked][:3] == [2, 2, 3]
 
 
+def test_what_waits_for_its_turn_is_read_again_only_when_that_has_come() -> None:
+    """Each Ready of a leader asks; thousands of small entries cost it more than all else."""
+    core = leader([1] * 4, learners=(4,))
+    for node in (2, 3):
+        accept(core, node, core.log_end)
+    source(core).may_leave, source(core).waits = False, True
+    reply = AppendReply(core.term, FOUR, ONE, False, RaftIndex(0), core.term_start, RaftIndex(0))
+    core.step(reply)
+    accept(core, 4, 0)
+    reads, asked = source(core).reads, len(source(core).asked)
+    assert core.progress[FOUR].is_held
+    for _ in range(5):
+        core.propose(b"new", 1, EntryKind.BATCH)
+        assert sent_to(effects(core), FOUR) == []
+    assert (source(core).reads, len(source(core).asked)) == (reads, asked)
+    source(core).may_leave, source(core).waits = True, False
+    assert sent_to(effects(core), FOUR)
+
+
+def test_whom_the_commit_waits_for_is_read_for_at_once() -> None:
+    core = lagging()
+    source(core).may_leave, source(core).waits = False, True
+    accept(core, 2, 2)
+    assert core.progress[TWO].is_held
+    core.progress[THREE].match_end = RaftIndex(0)  # as if it had lost all
+    source(core).may_leave = True
+    assert sent_to(effects(core), TWO)
+
+
 def test_what_is_being_read_is_asked_for_with_every_tick() -> None:
     core = lagging()
     source(core).is_read = False
