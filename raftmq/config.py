@@ -22,6 +22,9 @@ from raftmq.errors import RaftmqError
 
 ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
 METADATA_ENGINES: Final = ("raft", "pysyncobj")
+AUTHORIZERS: Final = ("off", "acl")
+BY_RULES: Final = "acl"
+"""The authorizer that goes by the rules in the metadata."""
 LOG_FORMATS: Final = ("console", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")
@@ -177,6 +180,15 @@ class NodeConfig:
     takes_data_at_once: bool = _key(
         "A node that joins and is not among `peers` takes data without `raftmq node add`.",
         default=False,
+    )
+    authorizer: str = _key(
+        "Who may do what. off: everybody everything. acl: super users everything, others what "
+        "rules allow (`raftmq acl`); the same on every node.",
+        default="off",
+    )
+    super_users: tuple[str, ...] = _key(
+        "Principals that may do everything where the authorizer is acl, such as User:admin.",
+        default=(),
     )
     metadata_engine: str = _key(
         "The engine that replicates metadata: raft, or pysyncobj (a reference, loses data; "
@@ -468,6 +480,7 @@ _ADDRESSES: Final = frozenset(
 )
 _TEXTS: Final = frozenset(
     {
+        "authorizer",
         "cluster_id",
         "rack",
         "connections_per_ip_overrides",
@@ -486,6 +499,8 @@ def _read(name: str, value: Any, origin: str) -> Any:
             return _read_peers(value)
         if name == "listeners":
             return _read_listeners(value)
+        if name == "super_users":
+            return _read_principals(value)
         if name == "defaults":
             return _read_defaults(value)
         if name == "data":
@@ -547,6 +562,17 @@ def _setting(name: str, value: object) -> str:
             name = f"{name}.{part}"
         raise ConfigError(f'Kafka\'s names stand in quotes: "{name}" = {value}')
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_principals(value: Any) -> tuple[str, ...]:
+    rows = _parsed(value)
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, str) for row in rows):
+        raise ConfigError('a list of principals, such as ["User:admin"]')
+    for row in rows:
+        kind, _, name = row.partition(":")
+        if not (kind and name):
+            raise ConfigError(f"{row!r} is no principal, such as User:admin")
+    return tuple(rows)
 
 
 def _read_peers(value: Any) -> tuple[PeerAddress, ...]:
@@ -674,6 +700,8 @@ def _check(config: NodeConfig) -> None:
         raise ConfigError(f"key 'peers': an id appears twice in {ids}")
     if config.metadata_engine not in METADATA_ENGINES:
         raise ConfigError(f"key 'metadata_engine': one of {', '.join(METADATA_ENGINES)}")
+    if config.authorizer not in AUTHORIZERS:
+        raise ConfigError(f"key 'authorizer': one of {', '.join(AUTHORIZERS)}")
     if config.log_format not in LOG_FORMATS:
         raise ConfigError(f"key 'log_format': one of {', '.join(LOG_FORMATS)}")
     if config.log_level not in LOG_LEVELS:

@@ -46,6 +46,7 @@ _MAGIC_POSITION: Final = 16
 _CRC_POSITION: Final = 17
 _CHECKED_POSITION: Final = 21
 _MAX_TIMESTAMP_POSITION: Final = 35
+_PRODUCER_ID_POSITION: Final = 43
 
 _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
@@ -305,6 +306,14 @@ def check_produced(header: BatchHeader) -> None:
         raise InvalidRecordError(f"producer id with sequence {header.base_sequence}")
     if header.is_transactional and header.producer_id < 0:
         raise InvalidRecordError("transactional batch without producer id")
+
+
+def producer_of(buf: Buffer) -> int:
+    """The producer id that a batch names, NO_PRODUCER_ID where it is too short to name one."""
+    if len(buf) < HEADER_SIZE:
+        return NO_PRODUCER_ID
+    producer_id: int = _OFFSET.unpack_from(buf, _PRODUCER_ID_POSITION)[0]
+    return producer_id
 
 
 def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:

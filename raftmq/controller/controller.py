@@ -30,6 +30,7 @@ from raftmq.controller.mover import Mover
 from raftmq.controller.moves import Figures, Survey, figures
 from raftmq.controller.node_changes import Change, drain_steps, plan_change
 from raftmq.controller.replacement import plan_replacement
+from raftmq.controller.rules import plan_rules
 from raftmq.controller.topic_validation import (
     NO_ID,
     Settings,
@@ -49,8 +50,10 @@ from raftmq.metadata.broker_messages import (
     BrokerHeartbeat,
     ChangeNodesCall,
     ConfigResource,
+    CreateAclsCall,
     CreatePartitionsCall,
     CreateTopicsCall,
+    DeleteAclsCall,
     DeleteTopicsCall,
     Outcome,
     Outcomes,
@@ -224,6 +227,7 @@ def settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
         partitions=outcome.partitions,
         replication_factor=outcome.replication_factor,
         is_led=is_led,
+        rules=outcome.rules,
     )
 
 
@@ -701,6 +705,8 @@ class Controller:
             return command, lambda _result: outcomes
         if isinstance(request, PlanMovesCall):
             return self._plan_moves(image, request)
+        if isinstance(request, CreateAclsCall | DeleteAclsCall):
+            return plan_rules(image, request)
         assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)
 

@@ -53,8 +53,10 @@ from raftmq.metadata.commands import (
     CommitOffsets,
     CommitsDone,
     ConfirmRemoved,
+    CreateAcls,
     CreatePartitions,
     CreateTopics,
+    DeleteAcls,
     DeleteOffsets,
     DeleteTopics,
     Done,
@@ -78,12 +80,14 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.features import changed, update_error
 from raftmq.metadata.image import (
     LEVEL_OF_MOVES,
+    LEVEL_OF_SECURITY,
     LEVEL_OF_TRANSACTIONS,
     ConfigKey,
     MetadataImage,
 )
 from raftmq.types import Offset, TopicPartition
 
+RULES_MAX: Final = 100_000
 STALE_SEQUENCE: Final = Rejection(
     ErrorCode.INVALID_UPDATE_VERSION, "the sequence is not above the submitter's last"
 )
@@ -252,6 +256,21 @@ def _update_features(image: MetadataImage, envelope: Envelope, offset: Offset) -
     return after, Done(offset)
 
 
+def _change_rules(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    if image.level < LEVEL_OF_SECURITY:  # no snapshot of this level holds them
+        return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
+    command: CreateAcls | DeleteAcls = envelope.command  # type: ignore[assignment]
+    if isinstance(command, CreateAcls):
+        rules = image.rules.with_rules(command.rules)
+        if rules.count > RULES_MAX:
+            reason = f"there are at most {RULES_MAX} rules"
+            return image, Rejection(ErrorCode.POLICY_VIOLATION, reason)
+    else:
+        rules = image.rules.without_rules(command.rules)
+    after = image if rules is image.rules else evolve(image, rules=rules)
+    return after, Done(offset)
+
+
 def _no_operation(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     return image, Done(offset)
 
@@ -277,5 +296,7 @@ _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]
     AlterConfigs: _alter_configs,
     AllocateProducerIds: _allocate_producer_ids,
     UpdateFeatures: _update_features,
+    CreateAcls: _change_rules,
+    DeleteAcls: _change_rules,
     NoOperation: _no_operation,
 }

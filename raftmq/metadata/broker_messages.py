@@ -17,10 +17,11 @@ import msgspec
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, decode_foreign
 from raftmq.promise import Promise
+from raftmq.rights import Rule, RuleFilter
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
-FORMAT_MAX: Final = 8
+FORMAT_MAX: Final = 9
 """The newest format between nodes; `runtime/peer_links.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
@@ -339,6 +340,20 @@ class BalanceCall(msgspec.Struct, frozen=True, kw_only=True, tag=9):
     timeout_ms: _Milliseconds = 60_000
 
 
+class CreateAclsCall(msgspec.Struct, frozen=True, kw_only=True, tag=10):
+    """CreateAcls: all of these rules are in force, or none; one outcome."""
+
+    rules: tuple[Rule, ...]
+    timeout_ms: _Milliseconds = 5_000
+
+
+class DeleteAclsCall(msgspec.Struct, frozen=True, kw_only=True, tag=11):
+    """DeleteAcls: one outcome for each of the filters, with the rules that it met."""
+
+    filters: tuple[RuleFilter, ...]
+    timeout_ms: _Milliseconds = 5_000
+
+
 AdminRequest: TypeAlias = (
     CreateTopicsCall
     | DeleteTopicsCall
@@ -349,6 +364,8 @@ AdminRequest: TypeAlias = (
     | ChangeNodesCall
     | PlanMovesCall
     | BalanceCall
+    | CreateAclsCall
+    | DeleteAclsCall
 )
 
 
@@ -380,6 +397,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     replication_factor: int = -1
     is_led: bool = False
     move: MoveTold | None = None
+    rules: tuple[Rule, ...] = ()
+    """Those that were deleted."""
 
 
 Outcomes: TypeAlias = tuple[Outcome, ...]
@@ -390,6 +409,8 @@ _outcomes_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder
 
 def format_of(call: AdminRequest) -> int:
     """The oldest format between nodes that knows this call."""
+    if isinstance(call, CreateAclsCall | DeleteAclsCall):
+        return 9
     if isinstance(call, ChangeNodesCall | PlanMovesCall | BalanceCall):
         return 8
     return 6 if isinstance(call, UpdateFeaturesCall) else 5

@@ -29,6 +29,7 @@ import msgspec
 from raftmq.config import PLAINTEXT
 from raftmq.errors import AheadError, ErrorCode, RaftmqError
 from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
+from raftmq.rights import Rule
 from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
 
 
@@ -59,6 +60,10 @@ ProducerNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)
 ProducerEpoch: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 15) - 1)]
 Protocol: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2)]
 """Of a transaction: 1 is KIP-98's, 2 that of KIP-890, in which each end raises the epoch."""
+
+
+RULES_PER_COMMAND_MAX: Final = 1_000
+RuleRows: TypeAlias = Annotated[tuple[Rule, ...], msgspec.Meta(max_length=RULES_PER_COMMAND_MAX)]
 
 
 class Origin(StrEnum):
@@ -353,6 +358,18 @@ class UpdateFeatures(Command, frozen=True, kw_only=True):
     """Finalize levels of features, all of them or none."""
 
     updates: tuple[FeatureUpdate, ...]
+
+
+class CreateAcls(Command, frozen=True, kw_only=True):
+    """Let these rules be in force; those that are already stay."""
+
+    rules: RuleRows
+
+
+class DeleteAcls(Command, frozen=True, kw_only=True):
+    """Let these rules be in force no more; those that are not already are passed over."""
+
+    rules: RuleRows
 
 
 class NoOperation(Command, frozen=True, kw_only=True):
@@ -659,6 +676,8 @@ CONTROL_COMMANDS: Final = (
     AlterConfigs,
     AllocateProducerIds,
     UpdateFeatures,
+    CreateAcls,
+    DeleteAcls,
     NoOperation,
 )
 
@@ -710,6 +729,8 @@ FIRST_VERSIONS[UpdateFeatures] = 2
 FIRST_VERSIONS[TransactionRows] = 3
 FIRST_VERSIONS[ChangeNodes] = 4
 FIRST_VERSIONS[PlanMoves] = 4
+FIRST_VERSIONS[CreateAcls] = 5
+FIRST_VERSIONS[DeleteAcls] = 5
 """Since which version there is each kind of command."""
 LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
     CommitOffsets: {"transaction": 3, "known_version": 3},

@@ -24,6 +24,7 @@ from immutables import Map
 from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, NodeState, Origin
 from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionsImage
 from raftmq.replication.membership import TargetMembership
+from raftmq.rights import NO_RULES, Rules
 from raftmq.types import (
     NodeId,
     RaftGroupId,
@@ -41,6 +42,8 @@ LEVEL_OF_TRANSACTIONS: Final = 3
 LEVEL_OF_MOVES: Final = 4
 """From it on nodes have states, and moves of replicas are planned, cancelled and made by identity:
 a partition is named by its topic, number and creation epoch."""
+LEVEL_OF_SECURITY: Final = 5
+"""From it on there are rules of who may do what."""
 
 
 @frozen(slots=True)
@@ -276,6 +279,7 @@ class MetadataImage:
     """How many voters the metadata group should have; 0: as many as the cluster began with."""
     removed: Map[NodeId, tuple[StorageId, ...]] = field(factory=Map)
     """The storages of nodes that were removed for good; none of them may come back."""
+    rules: Rules = NO_RULES
 
     @property
     def level(self) -> int:

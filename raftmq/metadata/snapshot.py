@@ -7,9 +7,9 @@ last one; `warm` encodes the rest beforehand, a little at a time. So it is with 
 Those of busy producers change all the time: `prepare` encodes them in turns, of the image itself.
 
 Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
-replicas, states of nodes and what was removed for good. An image is
-written in the format of its level, so every node of its cluster reads it; one without any level in
-format 1, which nodes from before there were levels read as well.
+replicas, states of nodes and what was removed for good; 5 with rules of who may do what. An image
+is written in the format of its level, so every node of its cluster reads it; one without any level
+in format 1, which nodes from before there were levels read as well.
 
 Invariants: a snapshot with a wrong checksum, of a newer format or with fields that its format does
 not have is refused, never read in part.
@@ -31,6 +31,7 @@ from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, Nod
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     LEVEL_OF_MOVES,
+    LEVEL_OF_SECURITY,
     LEVEL_OF_TRANSACTIONS,
     BrokerImage,
     GroupImage,
@@ -43,6 +44,7 @@ from raftmq.metadata.image import (
     TopicImage,
 )
 from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
+from raftmq.rights import NO_RULES, Rule, Table, sorted_rules
 from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
 T = TypeVar("T")
@@ -166,11 +168,17 @@ class _Snapshot4(_Snapshot3):
     removed: list[tuple[int, tuple[str, ...]]] | None = None
 
 
+class _Snapshot5(_Snapshot4):
+    rules: list[list[Rule]] | None = None
+    """By principal."""
+
+
 _FORMATS: Final[dict[int, type[_Snapshot]]] = {
     1: _Snapshot,
     2: _Snapshot2,
     3: _Snapshot3,
     4: _Snapshot4,
+    5: _Snapshot5,
 }
 
 
@@ -209,7 +217,13 @@ class _Parts4(_Parts3):
     removed: list[tuple[int, tuple[str, ...]]]
 
 
+class _Parts5(_Parts4):
+    rules: msgspec.Raw
+
+
 def _format_of(image: MetadataImage) -> int:
+    if image.level >= LEVEL_OF_SECURITY:
+        return 5
     if image.level >= LEVEL_OF_MOVES:
         return 4
     if image.level >= LEVEL_OF_TRANSACTIONS:
@@ -233,6 +247,7 @@ class _Caches:
         self.moves: _Cache[TopicImage] = {}
         self.groups: _Cache[GroupImage] = {}
         self.transactions: _Cache[Transaction] = {}
+        self.rules: _Cache[Table] = {}
 
 
 class _Round:
@@ -282,6 +297,11 @@ class _Round:
             if name is not None:
                 one = ids[name]
                 self._keep(before.transactions, kept.transactions, name, one, _transaction_row)
+            yield
+        tables = self.image.rules.tables
+        for name in _in_order(tables):
+            if name is not None:
+                self._keep(before.rules, kept.rules, name, tables[name], sorted_rules)
             yield
 
     def _keep(
@@ -377,7 +397,9 @@ class SnapshotEncoder:
             (n, tuple(f"{storage:x}" for storage in image.removed[n]))
             for n in sorted(image.removed)
         ]
-        return msgspec.msgpack.encode(_Parts4(**parts))
+        if version == 4:
+            return msgspec.msgpack.encode(_Parts4(**parts))
+        return msgspec.msgpack.encode(_Parts5(**parts, rules=_joined(kept.rules)))
 
     def _warm_all(self, image: MetadataImage) -> Iterator[None]:
         caches = self._caches
@@ -390,6 +412,9 @@ class SnapshotEncoder:
             yield
         for name, transaction in image.transactions.ids.items():
             _encoded(caches.transactions, name, transaction, _transaction_row)
+            yield
+        for name, table in image.rules.tables.items():
+            _encoded(caches.rules, name, table, sorted_rules)
             yield
 
 
@@ -473,6 +498,11 @@ def _decode_image(data: Buffer) -> MetadataImage:
         image = evolve(image, transactions=transactions_of(ids, snapshot.last_decision))
     if isinstance(snapshot, _Snapshot4):
         image = _with_moves(image, snapshot)
+    if isinstance(snapshot, _Snapshot5):
+        if snapshot.rules is None:
+            raise SnapshotError("a metadata snapshot of format 5 without rules")
+        rules = NO_RULES.with_rules(rule for table in snapshot.rules for rule in table)
+        image = evolve(image, rules=rules)
     return image
 
 

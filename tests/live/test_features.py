@@ -32,14 +32,14 @@ def test_a_new_cluster_has_the_newest_levels_which_are_shown_and_changed(tmp_pat
         assert shown.stdout.split()[:4] == ["Feature", "Level", "RaisableTo", "SupportedByNode"]
         code, told = kafka_features(cluster, "describe")
         assert code == 0, told
-        assert f"Feature: {LEVEL}\tSupportedMinVersion: 1\tSupportedMaxVersion: 4" in told
-        assert "FinalizedVersionLevel: 4\tEpoch: " in told
+        assert f"Feature: {LEVEL}\tSupportedMinVersion: 1\tSupportedMaxVersion: 5" in told
+        assert "FinalizedVersionLevel: 5\tEpoch: " in told
         assert f"Feature: {VERSION}\tSupportedMinVersion: 0\tSupportedMaxVersion: 2" in told
         assert "FinalizedVersionLevel: 2\tEpoch: " in told
 
-        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}=5")
+        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}=6")
         assert refused.returncode == 1
-        assert "raftmq.level cannot be 5: broker 1 supports 1 to 4" in refused.stderr
+        assert "raftmq.level cannot be 6: broker 1 supports 1 to 5" in refused.stderr
         usage = cluster.run("cluster", "features", "--raise", LEVEL)
         assert usage.returncode == 2
         assert "NAME=LEVEL is wanted" in usage.stderr
@@ -59,9 +59,9 @@ def test_a_new_cluster_has_the_newest_levels_which_are_shown_and_changed(tmp_pat
         assert answer["Features"] == [
             {
                 "Feature": LEVEL,
-                "Level": 4,
-                "RaisableTo": 4,
-                "SupportedByNode": {"1": "1-4"},
+                "Level": 5,
+                "RaisableTo": 5,
+                "SupportedByNode": {"1": "1-5"},
             },
             {
                 "Feature": VERSION,

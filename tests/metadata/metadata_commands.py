@@ -23,8 +23,10 @@ from raftmq.metadata.commands import (
     CommittedOffset,
     ConfigChange,
     ConfirmRemoved,
+    CreateAcls,
     CreatePartitions,
     CreateTopics,
+    DeleteAcls,
     DeleteGroup,
     DeleteOffsets,
     DeleteTopics,
@@ -64,6 +66,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage
 from raftmq.raft.membership import Configuration
+from raftmq.rights import Kind, Operation, Pattern, Permission, Rule
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId, TopicId
 
 
@@ -216,6 +219,20 @@ ROWS: st.SearchStrategy[Row] = st.one_of(
     st.builds(ForgetId, **CREDENTIALS, txn_seq=TXN_SEQS, changed_at_ms=st.integers(-1, 3)),
 )
 
+RULES = st.lists(
+    st.builds(
+        Rule,
+        st.sampled_from(list(Kind)),
+        st.sampled_from(list(Pattern)),
+        NAMES,
+        st.sampled_from(["User:a", "User:*"]),
+        st.sampled_from(["*", "10.0.0.0/8"]),
+        st.sampled_from([Operation.READ, Operation.ALL]),
+        st.sampled_from(list(Permission)),
+    ),
+    max_size=3,
+).map(tuple)
+
 COMMANDS = st.one_of(
     st.builds(
         RegisterBroker,
@@ -342,6 +359,8 @@ COMMANDS = st.one_of(
         ).map(tuple),
     ),
     st.builds(AllocateProducerIds, node_id=NODES, count=st.integers(-3, 5)),
+    st.builds(CreateAcls, rules=RULES),
+    st.builds(DeleteAcls, rules=RULES),
     st.builds(NoOperation),
     st.builds(ClaimGroup, group=GROUPS, node_id=NODES, broker_epoch=EPOCHS),
     st.builds(ReleaseGroup, group=GROUPS, coordinator_epoch=EPOCHS),

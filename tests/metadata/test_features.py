@@ -268,7 +268,7 @@ def test_a_new_cluster_begins_at_the_newest_levels() -> None:
     cluster = MetadataCluster.formed(first_levels=first_levels(SUPPORTED, ()))
     for number in (1, 2, 3):
         image = cluster.nodes[number].engine.image
-        assert dict(image.features) == {LEVEL: 4, VERSION: 2}
+        assert dict(image.features) == {LEVEL: 5, VERSION: 2}
         assert sorted(image.brokers) == [1, 2, 3]
     before = cluster.nodes[1].engine.image.features_epoch
     cluster.kill(1)

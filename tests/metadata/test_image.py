@@ -18,7 +18,9 @@ from raftmq.metadata.commands import (
     ChangeNodes,
     ClaimGroup,
     ConfirmRemoved,
+    CreateAcls,
     CreateTopics,
+    DeleteAcls,
     DeleteTopics,
     Done,
     FeatureUpdate,
@@ -33,7 +35,12 @@ from raftmq.metadata.commands import (
     UpdateFeatures,
 )
 from raftmq.metadata.features import SUPPORTED, named
-from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL
+from raftmq.metadata.image import (
+    EMPTY_IMAGE,
+    LEVEL_OF_MOVES,
+    LEVEL_OF_TRANSACTIONS,
+    RAFTMQ_LEVEL,
+)
 from raftmq.metadata.snapshot import (
     NewerSnapshotError,
     SnapshotEncoder,
@@ -42,6 +49,7 @@ from raftmq.metadata.snapshot import (
     encode_image,
 )
 from raftmq.metadata.transactions import EPOCH_LAST, Transaction, transactions_of
+from raftmq.rights import NO_RULES, Kind, Operation, Pattern, Permission, Rule
 from raftmq.types import Offset, TopicPartition
 from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
 from tests.metadata.transaction_machine import A, B, Transactions, many_ids
@@ -83,7 +91,7 @@ def _sealed(version: int, body: bytes) -> bytes:
 
 def test_a_newer_format_is_refused_by_name() -> None:
     assert _sealed(1, SNAPSHOT[10:]) == SNAPSHOT
-    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3, 4"):
+    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3, 4, 5"):
         decode_image(_sealed(9, SNAPSHOT[10:]))
     with pytest.raises(SnapshotError, match="format 0") as caught:
         decode_image(_sealed(0, SNAPSHOT[10:]))
@@ -210,7 +218,8 @@ def _with_moves() -> Machine:
     machine = Machine()
     machine.register_all(1, 2, 3, 4, 5)
     machine.apply(CreateTopics(topics=(creation("b", 2, (1, 2)), creation("a", 1, (1, 2), (3, 1)))))
-    machine.image = raised(machine.image)
+    machine.image = evolve(machine.image, features=Map({RAFTMQ_LEVEL: LEVEL_OF_MOVES}))
+    machine.image = evolve(machine.image, features_epoch=0)
     broker = machine.image.brokers[node(5)]
     machine.apply(FenceBroker(node_id=node(5), broker_epoch=broker.epoch))
     machine.apply(UnregisterBroker(node_id=node(5)))
@@ -251,6 +260,49 @@ def test_a_snapshot_of_format_4_without_moves_is_refused() -> None:
             decode_image(_sealed(4, msgspec.msgpack.encode(body[:size])))
     with pytest.raises(SnapshotError, match="another shape"):
         decode_image(_sealed(4, msgspec.msgpack.encode([*body, "later"])))
+
+
+RULES = tuple(
+    Rule(kind, pattern, name, principal, "*", Operation.READ, permission)
+    for kind in (Kind.TOPIC, Kind.GROUP)
+    for pattern in Pattern
+    for name in ("b", "a")
+    for principal in ("User:b", "User:a")
+    for permission in Permission
+)
+
+
+def test_rules_are_written_in_format_5_and_are_all_there() -> None:
+    machine = Machine()
+    machine.image = raised(machine.image)
+    machine.apply(CreateAcls(rules=RULES[::-1]))
+    image = machine.image
+    assert image.rules.count == len(RULES)
+    data = encode_image(image)
+    assert data[4:6] == b"\0\5"
+    assert decode_image(data) == image
+    encoder = SnapshotEncoder()
+    while not encoder.warm(image, 1):
+        pass
+    assert encoder.encode(image) == data
+    other = Machine()
+    other.image = raised(other.image)
+    for rule in RULES:
+        other.apply(CreateAcls(rules=(rule,)), submitter=2)
+    assert list(other.image.rules) == list(image.rules), "in whichever order they came"
+    machine.apply(DeleteAcls(rules=RULES))
+    assert machine.image.rules == NO_RULES
+    assert decode_image(encoder.encode(machine.image)) == machine.image
+
+
+def test_a_snapshot_of_format_5_without_rules_is_refused() -> None:
+    machine = Machine()
+    machine.image = raised(machine.image)
+    body = msgspec.msgpack.decode(encode_image(machine.image)[10:])
+    with pytest.raises(SnapshotError, match="without rules"):
+        decode_image(_sealed(5, msgspec.msgpack.encode(body[:-1])))
+    with pytest.raises(SnapshotError, match="another shape"):
+        decode_image(_sealed(5, msgspec.msgpack.encode([*body, "later"])))
 
 
 def test_a_snapshot_of_the_level_before_is_read_and_its_orders_are_found_after_a_raise() -> None:

@@ -74,6 +74,7 @@ NOTES = {
     ApiKey.OFFSET_FOR_LEADER_EPOCH: "Epoch 0 means 1, that of a first leader "
     "([decision 0011](decisions/0011-first-leader-epoch.md)).",
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: "Refused (UNSUPPORTED_VERSION) below `raftmq.level` 4.",
+    ApiKey.CREATE_ACLS: "Refused (UNSUPPORTED_VERSION) below `raftmq.level` 5.",
     ApiKey.DESCRIBE_QUORUM: "The metadata group; any partition is a Raft group, too.",
     ApiKey.UPDATE_FEATURES: "All levels of a request or none; [upgrades](operations.md#upgrades).",
 }

@@ -580,6 +580,13 @@ CERTIFICATES: Final = Metric(
     "When the first certificate of a listener's chain ceases to be valid, in Unix time",
     ("listener",),
 )
+DENIALS: Final = Metric(
+    "raftmq_denials_total",
+    "counter",
+    "What callers had no right to, by the kind of resource and the operation",
+    ("resource", "operation"),
+)
+
 _TOPIC: Final = (
     (
         Metric(
@@ -656,6 +663,8 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[HANDSHAKE_FAILURES].add((reason,), count)
     for name, tls in node.tls.items():
         scrape[CERTIFICATES].add((name,), tls.expires_s)
+    for (kind, operation), count in sorted(node.broker.metrics.denials.items()):
+        scrape[DENIALS].add((kind, operation), count)
     yield None
     topics = node.partitions.topic_counts
     names = sorted(topics)
@@ -690,6 +699,7 @@ SERVER: Final = Collector(
         HANDSHAKES,
         HANDSHAKE_FAILURES,
         CERTIFICATES,
+        DENIALS,
         *(metric for metric, _ in _TOPIC),
         TOPICS_LEFT_OUT,
     ),

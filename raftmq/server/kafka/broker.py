@@ -17,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from raftmq.config import NodeConfig
+from raftmq.config import BY_RULES, NodeConfig
 from raftmq.controller.control_plane import QuorumReplica, QuorumState, view_of
 from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
@@ -40,6 +40,7 @@ from raftmq.partition.registry import PartitionRegistry
 from raftmq.ports import Buggify, Clock, Random
 from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
+from raftmq.rights import Authorizer, Rules
 from raftmq.runtime.threads import WorkerPool
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.fetch_sessions import FetchSessions
@@ -245,6 +246,8 @@ class Broker:
         self.drains = drains
         """The engine of this node's replicas."""
         self._hand_over = hand_over
+        self.authorizer = _authorizer_of(config, lambda: self.image.rules)
+        """Who may do what; None where everybody may do everything."""
         self.metrics = ServerCounts()
         self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_answers = MetadataAnswers()
@@ -636,6 +639,10 @@ class Broker:
         self.deadlines.after(QUORUM_WAIT_MS, lambda: settle(None))
         self.controller.ask_quorum().when_done(lambda done: settle(done.result()))
         return promise
+
+
+def _authorizer_of(config: NodeConfig, rules: Callable[[], Rules]) -> Authorizer | None:
+    return Authorizer(rules, config.super_users) if config.authorizer == BY_RULES else None
 
 
 def _auto_code(code: ErrorCode) -> ErrorCode:

@@ -78,6 +78,7 @@ class ServerCounts:
     Attributes:
         admin_bugs: exceptions of ours that cost a request at the admin port, by kind.
         bugs: exceptions of ours that cost a connection, by kind.
+        denials: what callers had no right to, by kind of resource and operation.
         refusals: what was refused or closed, by the bound (a config key) that was reached.
         handshakes: those of TLS that came to their end.
         handshake_failures: those that did not, by what was wrong.
@@ -93,6 +94,7 @@ class ServerCounts:
         "connections",
         "connections_accepted",
         "connections_refused",
+        "denials",
         "direct_sends",
         "handshake_failures",
         "handshakes",
@@ -107,6 +109,7 @@ class ServerCounts:
         self.apis: dict[str, ApiCounts] = {}
         self.admin_bugs: dict[str, int] = {}
         self.bugs: dict[str, int] = {}
+        self.denials: dict[tuple[str, str], int] = {}
         self.refusals: dict[str, int] = {}
         self.handshake_failures: dict[str, int] = {}
         self.handshakes = 0

@@ -40,7 +40,9 @@ from raftmq.protocol.produce import (
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.counts import ApiCounts, EncodedAnswer
+from raftmq.server.kafka.guards import guarded
 from raftmq.server.kafka.handlers import (
+    acls,
     cluster,
     configs,
     fetch,
@@ -54,6 +56,7 @@ from raftmq.server.kafka.handlers import (
     transactions,
 )
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
+from raftmq.server.kafka.record_guards import handle_fetch, handle_produce
 from raftmq.server.kafka.replies import Pieces, Slot
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import HANG_UP, TURN_PARTITIONS, Abandonable, HangUp, Work, value_of
@@ -88,6 +91,9 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.list_,
     ApiKey.INIT_PRODUCER_ID: producers.init_producer_id,
     ApiKey.DESCRIBE_PRODUCERS: producers.describe_producers,
+    ApiKey.DESCRIBE_ACLS: acls.describe,
+    ApiKey.CREATE_ACLS: acls.create,
+    ApiKey.DELETE_ACLS: acls.delete,
     **groups.HANDLERS,
     **transactions.HANDLERS,
 }
@@ -162,7 +168,8 @@ class Dispatcher:
     def __init__(self, broker: Broker, handlers: Mapping[ApiKey, Handler]) -> None:
         self._broker = broker
         self.now_ms = broker.clock.monotonic_ms
-        self._handlers = dict(handlers)
+        self._is_guarded = broker.authorizer is not None
+        self._handlers = guarded(handlers) if self._is_guarded else dict(handlers)
         self._elements_max = broker.config.request_elements_max
         self._produce_elements_max = min(self._elements_max, broker.config.produce_elements_max)
         names = {key: key.name.lower() for key in ANNOUNCED}
@@ -223,7 +230,8 @@ class Dispatcher:
     ) -> None:
         version = context.api_version
         request = decode_produce_request(version, body, elements_max=self._produce_elements_max)
-        result: Any = produce.handle(self._broker, context, request)
+        handle = handle_produce if self._is_guarded else produce.handle
+        result: Any = handle(self._broker, context, request)
         if isinstance(result, Generator):
             result = self._broker.scheduler.run(result, connection.replies)
         encode = _encode_produce if request.acks else _encode_unanswered
@@ -238,7 +246,8 @@ class Dispatcher:
     ) -> None:
         version = context.api_version
         request = decode_fetch_request(version, body, elements_max=self._elements_max)
-        result = fetch.handle(self._broker, context, request)
+        handle: Any = handle_fetch if self._is_guarded else fetch.handle
+        result = handle(self._broker, context, request)
         pending = _PendingRequest(self, context, _encode_fetch, slot)
         pending.settle(result, connection)
 

@@ -36,6 +36,15 @@ REPEATED = [index % PARTITIONS for index in range(ELEMENTS_MAX - 10)]
 PRODUCER = {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0}
 ADDED = {"name": "t", "partitions": REPEATED}
 
+FILTER = {
+    "resource_type_filter": 1,
+    "resource_name_filter": None,
+    "pattern_type_filter": 1,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
 ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
     ApiKey.API_VERSIONS: {
         "text": lambda: {"client_software_name": "n" * 30_000, "client_software_version": "1"}
@@ -380,6 +389,23 @@ ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
         "types": lambda: {"states_filter": [], "types_filter": NAMES[:90_000]},
     },
     ApiKey.DELETE_GROUPS: {"many": lambda: {"groups_names": GROUPS[:99_000]}},
+    ApiKey.DESCRIBE_ACLS: {"all": lambda: FILTER},
+    ApiKey.CREATE_ACLS: {
+        "many": lambda: {
+            "creations": [
+                {
+                    "resource_type": 2,
+                    "resource_name": name,
+                    "principal": "User:x",
+                    "host": "*",
+                    "operation": 3,
+                    "permission_type": 3,
+                }
+                for name in NAMES[:40_000]
+            ]
+        }
+    },
+    ApiKey.DELETE_ACLS: {"many": lambda: {"filters": [FILTER] * 90_000}},
 }
 NUMBERS = range(90_000)
 

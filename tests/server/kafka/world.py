@@ -176,7 +176,8 @@ def context_of(
 class World:
     """One broker (node 1 of three) and a client without a socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, **config: Any) -> None:
+        """`config`: keys of its node that are not as by default."""
         self.bench = Bench()  # its clock and deadlines serve the whole world
         self.broken_invariants: list[str] = []
         self.engine = FakeEngine()
@@ -200,7 +201,7 @@ class World:
             ),
             deadlines=self.bench.deadlines,
             clock=self.bench.clock,
-            config=NodeConfig(node_id=1, data=Path("/tmp")),
+            config=NodeConfig(node_id=1, data=Path("/tmp"), **config),
             random=Random(1),
             buggify=never,
             drains=NoReplicas(),

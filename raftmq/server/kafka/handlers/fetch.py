@@ -51,7 +51,10 @@ _MOVED: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH
 
 
 def handle(
-    broker: Broker, context: RequestContext, request: FetchRequest
+    broker: Broker,
+    context: RequestContext,
+    request: FetchRequest,
+    reading_type: type[Reading] | None = None,
 ) -> FetchResponse | Promise[FetchResponse]:
     """Read what there is; wait when that is too little."""
     version = context.api_version
@@ -62,7 +65,7 @@ def handle(
         session = broker.sessions.begin(request, uses_topic_ids=version >= TOPIC_IDS_FROM)
     except KafkaError as error:
         return _refuse_all(broker, error.code)
-    reading = Reading(broker, context, request, session)
+    reading = (reading_type or Reading)(broker, context, request, session)
     min_bytes, wait_ms = request.min_bytes, min(request.max_wait_ms, MAX_WAIT_MS_MAX)
     if reading.is_large:
         parked = ParkedFetch(broker, reading, min_bytes)
@@ -167,7 +170,7 @@ class Reading:
         for count, wanted in enumerate(self._session.wanted, 1):
             if count % TURN_PARTITIONS == 0:
                 yield None
-            answer = self._read_one(wanted, left)
+            answer = self.read_one(wanted, left)
             self.answers.append((wanted, answer))
             if answer.records:
                 for span in answer.records:
@@ -213,7 +216,7 @@ class Reading:
         if not self.is_urgent:
             return None
         moved = [
-            (*_named(wanted), wanted.request.partition)
+            (*named(wanted), wanted.request.partition)
             for wanted, answer in self.answers
             if answer.error_code in _MOVED
         ]
@@ -263,7 +266,8 @@ class Reading:
                 return True
         return False
 
-    def _read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
+    def read_one(self, wanted: Wanted, left: int) -> FetchPartitionResponse:
+        """Look at one partition, with so many bytes left for it."""
         request = wanted.request
         broker = self._broker
         key = wanted.topic
@@ -325,12 +329,13 @@ class Reading:
         request = wanted.request
         answer = FetchPartitionResponse(request.partition, code, records=())
         if code in _MOVED and self._version >= LEADER_HINTS_FROM:
-            name, topic_id = _named(wanted)
+            name, topic_id = named(wanted)
             answer.current_leader = self._broker.leader_hint(name, topic_id, request.partition)
         return answer
 
 
-def _named(wanted: Wanted) -> tuple[str | None, UUID | None]:
+def named(wanted: Wanted) -> tuple[str | None, UUID | None]:
+    """The name or the id of a topic, whichever a request gives."""
     key = wanted.topic
     return (key, None) if isinstance(key, str) else (None, key)
 

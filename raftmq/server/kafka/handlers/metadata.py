@@ -7,9 +7,11 @@ known: -1 makes librdkafka stop asking.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Container, Sequence
+from typing import Any, Final, TypeAlias
 from uuid import UUID
+
+from attrs import field, frozen
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.image import PartitionImage, TopicImage
@@ -50,17 +52,60 @@ _NULL_IS_ALL_FROM: Final = 1
 _LEADERLESS: Final = ErrorCode.LEADER_NOT_AVAILABLE
 
 
-def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
+Refused: TypeAlias = tuple[ErrorCode, str | None, UUID | None]
+"""A topic of which nothing is told: why, its name, its id."""
+
+
+@frozen(slots=True)
+class Scope:
+    """How much of what there is an answer shows.
+
+    Attributes:
+        refused: topics that were named and are left out of the request.
+        may_create: False where the topics of the request were not named by its client.
+        cluster_operations: the authorized operations, where they are asked for.
+        topic_operations: those of a topic by its name; None: all of them.
+        viewer: who alone may be shown the answer; None: whoever asks for the same.
+    """
+
+    refused: tuple[Refused, ...] = ()
+    may_create: bool = True
+    cluster_operations: int = CLUSTER_OPERATIONS
+    topic_operations: Callable[[str], int] | None = field(default=None, eq=False)
+    viewer: object = None
+
+    def operations(self, topic: str) -> int:
+        """The authorized operations of a topic."""
+        return TOPIC_OPERATIONS if self.topic_operations is None else self.topic_operations(topic)
+
+
+EVERYTHING: Final = Scope()
+
+
+def names_all(version: int, request: Struct) -> bool:
+    """True when a request is about all topics."""
+    return request.topics is None or (not request.topics and version < _NULL_IS_ALL_FROM)
+
+
+def may_create(broker: Broker, version: int, request: Struct) -> bool:
+    """True when topics that a request names and that are missing are made."""
+    is_wanted = version < _AUTO_FLAG_FROM or bool(request.allow_auto_topic_creation)
+    return is_wanted and broker.may_auto_create
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: Struct, scope: Scope = EVERYTHING
+) -> Any:
     """Answer Metadata; create missing topics where the client allows it."""
     version = context.api_version
     wanted = request.topics
-    if wanted is None or (not wanted and version < _NULL_IS_ALL_FROM):
+    if scope is EVERYTHING and names_all(version, request):
         waits: Any = _next_leaders(broker, context, broker.image.topics_by_id())
         if waits is None:
-            return _answer(broker, context, request, None)
-        return chain(waits, lambda _: _answer(broker, context, request, None))
+            return _answer(broker, context, request, None, scope)
+        return chain(waits, lambda _: _answer(broker, context, request, None, scope))
     if len(wanted) > TURN_PARTITIONS:
-        return _handle_many(broker, context, request)
+        return _handle_many(broker, context, request, scope)
     missing = [
         topic.name
         for topic in wanted
@@ -69,24 +114,25 @@ def handle(broker: Broker, context: RequestContext, request: Struct) -> Any:
         and topic.name not in broker.image.topics
         and topic.name not in INTERNAL_TOPICS
     ]
-    may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
-    if missing and may_create and broker.may_auto_create:
+    if missing and scope.may_create and may_create(broker, version, request):
         created: Any = broker.auto_create(missing)
 
         def when_created(codes: dict[str, ErrorCode]) -> bytes | Promise[bytes]:
             # The controller knows the first leaders; this node may not have heard of them yet, and
             # librdkafka asks again no sooner than in two seconds.
             waits: Any = _next_leaders(broker, context, _known(broker, wanted))
-            return chain(waits, lambda _: _encoded(broker, context, request, wanted, codes))
+            return chain(waits, lambda _: _encoded(broker, context, request, wanted, codes, scope))
 
         return chain(created, when_created)
     waits = _next_leaders(broker, context, _known(broker, wanted))
     if waits is None:
-        return _answer(broker, context, request, wanted)
-    return chain(waits, lambda _: _answer(broker, context, request, wanted))
+        return _answer(broker, context, request, wanted, scope)
+    return chain(waits, lambda _: _answer(broker, context, request, wanted, scope))
 
 
-def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Work[bytes | HangUp]:
+def _handle_many(
+    broker: Broker, context: RequestContext, request: Struct, scope: Scope
+) -> Work[bytes | HangUp]:
     """As `handle`, in short turns; the body is not kept, and leaders are waited for only where
     topics were created."""
     version = context.api_version
@@ -106,8 +152,7 @@ def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Wo
         elif one.topic_id is None and one.name is not None and one.name not in INTERNAL_TOPICS:
             missing.append(one.name)
     codes: dict[str, ErrorCode] = {}
-    may_create = version < _AUTO_FLAG_FROM or request.allow_auto_topic_creation
-    if missing and may_create and broker.may_auto_create:
+    if missing and scope.may_create and may_create(broker, version, request):
         codes = yield from value_of(broker.auto_create(missing))
         waits = _next_leaders(broker, context, known)
         if waits is not None and not waits.is_done:
@@ -118,7 +163,7 @@ def _handle_many(broker: Broker, context: RequestContext, request: Struct) -> Wo
         request.include_cluster_authorized_operations,
         request.include_topic_authorized_operations,
     )
-    return (yield from _encode(broker, context, list(wanted.values()), flags, codes))
+    return (yield from _encode(broker, context, list(wanted.values()), flags, codes, scope))
 
 
 def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
@@ -138,7 +183,11 @@ def _next_leaders(
 
 
 def _answer(
-    broker: Broker, context: RequestContext, request: Struct, wanted: list[Struct] | None
+    broker: Broker,
+    context: RequestContext,
+    request: Struct,
+    wanted: list[Struct] | None,
+    scope: Scope,
 ) -> bytes | HangUp | Promise[bytes]:
     """The answer, or HANG_UP where another node should be asked: else a client with one connection
     would be told the same old leader for as long as this node is cut off."""
@@ -148,7 +197,7 @@ def _answer(
             asked = _known(broker, wanted)
         if broker.misses_leaders(asked):
             return HANG_UP
-    return _encoded(broker, context, request, wanted, {})
+    return _encoded(broker, context, request, wanted, {}, scope)
 
 
 def _encoded(
@@ -157,6 +206,7 @@ def _encoded(
     request: Struct,
     wanted: list[Struct] | None,
     codes: dict[str, ErrorCode],
+    scope: Scope,
 ) -> bytes | Promise[bytes]:
     names = None if wanted is None else tuple((topic.name, topic.topic_id) for topic in wanted)
     flags = (
@@ -169,6 +219,7 @@ def _encoded(
         names,
         flags,
         tuple(sorted(codes.items())),
+        scope,
     )
     cache = broker.metadata_answers
     state = broker.metadata_state
@@ -178,7 +229,7 @@ def _encoded(
     under_way = cache.under_way(key)
     if under_way is not None:
         return under_way
-    result = broker.scheduler.run(_encode(broker, context, wanted, flags, codes))
+    result = broker.scheduler.run(_encode(broker, context, wanted, flags, codes, scope))
     if isinstance(result, Promise):
         cache.begin(state, key, result)
     else:
@@ -192,15 +243,21 @@ def _encode(
     wanted: list[Struct] | None,
     flags: tuple[bool, bool],
     codes: dict[str, ErrorCode],
+    scope: Scope,
 ) -> Work[bytes]:
     """Gather and encode; in short turns where there are many partitions."""
     version, listener = context.api_version, context.listener_name
     out_of_reach = broker.out_of_reach(listener)
     with_cluster_operations, with_topic_operations = flags
-    operations = TOPIC_OPERATIONS if with_topic_operations else NO_OPERATIONS
+
+    def operations(name: str) -> int:
+        return scope.operations(name) if with_topic_operations else NO_OPERATIONS
+
     found: list[tuple[dict[str, Any], TopicImage | None]] = []
     if wanted is None:
-        found += [(_topic(topic, operations), topic) for topic in broker.image.topics_by_id()]
+        found += [
+            (_topic(topic, operations(topic.name)), topic) for topic in broker.image.topics_by_id()
+        ]
     else:
         found += yield from in_turns(
             wanted, lambda one: _wanted_topic(broker, version, one, operations, codes)
@@ -219,6 +276,7 @@ def _encode(
             if count % TURN_PARTITIONS == 0:
                 yield None
     topics = [row for row, _ in found]
+    topics += [_no_topic(*one) for one in scope.refused]
     message = {
         "throttle_time": 0,
         "brokers": [_broker_row(endpoint) for endpoint in broker.live_endpoints(listener)],
@@ -226,7 +284,7 @@ def _encode(
         "controller_id": broker.controller_id,
         "topics": topics,
         "cluster_authorized_operations": (
-            CLUSTER_OPERATIONS if with_cluster_operations else NO_OPERATIONS
+            scope.cluster_operations if with_cluster_operations else NO_OPERATIONS
         ),
         "error_code": 0,
     }
@@ -255,7 +313,11 @@ def _broker_row(endpoint: Any) -> dict[str, Any]:
 
 
 def _wanted_topic(
-    broker: Broker, version: int, one: Struct, operations: int, codes: dict[str, ErrorCode]
+    broker: Broker,
+    version: int,
+    one: Struct,
+    operations: Callable[[str], int],
+    codes: dict[str, ErrorCode],
 ) -> tuple[dict[str, Any], TopicImage | None]:
     """A topic's row, and the topic whose partitions it still lacks."""
     name, topic_id = one.name, one.topic_id
@@ -266,12 +328,12 @@ def _wanted_topic(
         if topic is None:
             no_name = None if version >= _NO_NAMES_FROM else ""
             return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
-        return _topic(topic, operations), topic
+        return _topic(topic, operations(topic.name)), topic
     topic = broker.image.topics.get(name)
     if topic is not None:
-        return _topic(topic, operations), topic
+        return _topic(topic, operations(name)), topic
     if name == METADATA_TOPIC:
-        return _metadata_topic(broker, operations), None
+        return _metadata_topic(broker, operations(name)), None
     code = codes.get(name)
     if code is None:
         code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
