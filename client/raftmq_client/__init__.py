@@ -6,6 +6,12 @@ sans-IO in `raftmq_client.core`. Nothing of the broker is imported.
 """
 
 from raftmq.errors import ErrorCode
+from raftmq.rights import Kind as AclKind
+from raftmq.rights import Operation as AclOperation
+from raftmq.rights import Pattern as AclPattern
+from raftmq.rights import Permission as AclPermission
+from raftmq.rights import Rule as AclRule
+from raftmq.rights import RuleFilter as AclFilter
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin, Consumer, Producer, Transaction
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
@@ -72,6 +78,12 @@ __all__ = [
     "EARLIEST",
     "LATEST",
     "MAX_TIMESTAMP",
+    "AclFilter",
+    "AclKind",
+    "AclOperation",
+    "AclPattern",
+    "AclPermission",
+    "AclRule",
     "Admin",
     "AuthenticationError",
     "Broker",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from raftmq.cli.acls import acl_app
 from raftmq.cli.bench import bench
 from raftmq.cli.cluster import cluster_app
 from raftmq.cli.common import end, tell_errors_as_json, tells_errors_as_json
@@ -131,6 +132,7 @@ app.command(rich_help_panel="Records")(export)
 app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
 app.add_typer(group_app, name="group", rich_help_panel="Administration")
 app.add_typer(txn_app, name="txn", rich_help_panel="Administration")
+app.add_typer(acl_app, name="acl", rich_help_panel="Administration")
 app.add_typer(cluster_app, name="cluster", rich_help_panel="Administration")
 app.command(rich_help_panel="Administration")(why)
 app.add_typer(leader_app, name="leader", rich_help_panel="Administration")

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from raftmq.errors import ErrorCode
+from raftmq.rights import Rule, RuleFilter
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core import admin as operations
@@ -297,6 +298,18 @@ class Admin:
             BrokerError: INVALID_TXN_STATE, it is known.
         """
         self._run(self._flows.abort_orphan(partition, producer))
+
+    def create_acls(self, rules: Sequence[Rule]) -> None:
+        """Let rules of who may do what be in force, all of them or none; those that are stay."""
+        self._run_one(operations.create_acls(rules))
+
+    def describe_acls(self, wanted: RuleFilter = RuleFilter()) -> list[Rule]:
+        """The rules that a filter means; all of them by default."""
+        return self._run_one(operations.describe_acls(wanted))
+
+    def delete_acls(self, wanted: RuleFilter) -> list[Rule]:
+        """Let the rules that a filter means be in force no more; which they were."""
+        return self._run_one(operations.delete_acls(wanted))
 
     def log_dirs(self) -> list[LogDirPartition]:
         """Bytes of every replica on every live broker."""

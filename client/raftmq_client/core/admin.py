@@ -8,7 +8,7 @@ unknown outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
@@ -16,12 +16,23 @@ from attrs import field, frozen
 
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey, Struct
+from raftmq.rights import (
+    CODE_ANY,
+    CODE_MATCH,
+    KIND_CODES,
+    OPERATION_CODES,
+    PATTERN_CODES,
+    PERMISSION_CODES,
+    Rule,
+    RuleFilter,
+)
 from raftmq.types import TopicPartition
 from raftmq_client.core.connection import SOFTWARE
 from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
 from raftmq_client.errors import BrokerError, CorruptAnswerError, check_code
 
 T = TypeVar("T")
+W = TypeVar("W", bound=StrEnum)
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -694,3 +705,96 @@ def by_topic(
     for key in sorted(keys):
         topics.setdefault(key.topic, []).append(key)
     return list(topics.items())
+
+
+# ---- rules of who may do what ----
+
+
+def create_acls(rules: Sequence[Rule]) -> Operation[None]:
+    """Let rules be in force; those that are already stay."""
+
+    def read(response: Struct) -> None:
+        for result in response.results:
+            check_code(result.error_code, result.error_message, about="rules")
+        if len(response.results) != len(rules):
+            raise CorruptAnswerError(f"{len(response.results)} results of {len(rules)} rules")
+
+    creations = [
+        Struct(
+            resource_type=KIND_CODES[rule.kind],
+            resource_name=rule.name,
+            resource_pattern_type=PATTERN_CODES[rule.pattern],
+            principal=rule.principal,
+            host=rule.host,
+            operation=OPERATION_CODES[rule.operation],
+            permission_type=PERMISSION_CODES[rule.permission],
+        )
+        for rule in rules
+    ]
+    return Operation(ApiKey.CREATE_ACLS, lambda _: Struct(creations=creations), read)
+
+
+def describe_acls(wanted: RuleFilter) -> Operation[list[Rule]]:
+    """The rules that a filter means."""
+
+    def read(response: Struct) -> list[Rule]:
+        check_code(response.error_code, response.error_message, about="rules")
+        return sorted(
+            _acl_rule(resource, entry) for resource in response.resources for entry in resource.acls
+        )
+
+    request = _acl_filter(wanted)
+    return Operation(ApiKey.DESCRIBE_ACLS, lambda _: request, read)
+
+
+def delete_acls(wanted: RuleFilter) -> Operation[list[Rule]]:
+    """Let the rules that a filter means be in force no more; which they were."""
+
+    def read(response: Struct) -> list[Rule]:
+        gone: list[Rule] = []
+        for result in response.filter_results:
+            check_code(result.error_code, result.error_message, about="rules")
+            for one in result.matching_acls:
+                check_code(one.error_code, one.error_message, about="rules")
+                gone.append(_acl_rule(one, one))
+        return sorted(gone)
+
+    request = Struct(filters=[_acl_filter(wanted)])
+    # Sent twice, the second answer would name no rules.
+    return Operation(ApiKey.DELETE_ACLS, lambda _: request, read, is_repeatable=False)
+
+
+def _acl_filter(wanted: RuleFilter) -> Struct:
+    pattern = _acl_code(PATTERN_CODES, wanted.pattern)
+    return Struct(
+        resource_type_filter=_acl_code(KIND_CODES, wanted.kind),
+        resource_name_filter=wanted.name,
+        pattern_type_filter=CODE_MATCH if wanted.is_match else pattern,
+        principal_filter=wanted.principal,
+        host_filter=wanted.host,
+        operation=_acl_code(OPERATION_CODES, wanted.operation),
+        permission_type=_acl_code(PERMISSION_CODES, wanted.permission),
+    )
+
+
+def _acl_code(codes: dict[W, int], word: W | None) -> int:
+    return CODE_ANY if word is None else codes[word]
+
+
+def _acl_word(codes: dict[W, int], code: int) -> W:
+    for word, number in codes.items():
+        if number == code:
+            return word
+    raise CorruptAnswerError(f"a rule with the number {code}, which is not known")
+
+
+def _acl_rule(resource: Any, entry: Any) -> Rule:
+    return Rule(
+        _acl_word(KIND_CODES, resource.resource_type),
+        _acl_word(PATTERN_CODES, resource.pattern_type),
+        resource.resource_name,
+        entry.principal,
+        entry.host,
+        _acl_word(OPERATION_CODES, entry.operation),
+        _acl_word(PERMISSION_CODES, entry.permission_type),
+    )
