@@ -32,7 +32,10 @@ PLAINTEXT: Final = "PLAINTEXT"
 """The name of the listener that `client_listener` is."""
 PROTOCOLS: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Kafka's names of what a listener speaks."""
-SERVED_PROTOCOLS: Final = (PLAINTEXT, "SSL")
+SASL_PLAIN: Final = "PLAIN"
+SASL_MECHANISMS: Final = (SASL_PLAIN, "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""By which clients can authenticate."""
+SERVED_PROTOCOLS: Final = PROTOCOLS
 """Those that this version can speak."""
 CLIENT_CERTIFICATES: Final = ("off", "wanted", "required")
 """Whether clients of a listener show certificates: none are asked for; those that are shown must
@@ -158,6 +161,24 @@ class NodeConfig:
         "certificate_file, key_file, key_password_file, client_certificates (off, wanted, "
         "required) and client_ca_file.",
         factory=tuple,
+    )
+    sasl_mechanisms: str = _key(
+        "How clients of listeners with SASL may authenticate (sasl.enabled.mechanisms): some of "
+        "SCRAM-SHA-512, SCRAM-SHA-256 and PLAIN, with commas between.",
+        default="SCRAM-SHA-512,SCRAM-SHA-256",
+    )
+    sasl_plain_without_tls: bool = _key(
+        "Offer PLAIN, which says the password itself, also where nothing is encrypted.",
+        default=False,
+    )
+    sasl_session_ms_max: int = _key(
+        "A client has to authenticate again after so long (connections.max.reauth.ms); 0: never.",
+        default=0,
+    )
+    sasl_failure_delay_ms: int = _key(
+        "How long a client that failed to authenticate waits for the answer "
+        "(connection.failed.authentication.delay.ms).",
+        default=100,
     )
     peer_listener: Address = _key("Where other nodes connect.", default=Address("127.0.0.1", 9192))
     admin_listener: Address = _key(
@@ -375,6 +396,12 @@ class NodeConfig:
         )
         return (plain, *self.listeners)
 
+    def mechanisms_of(self, listener: ClientListener) -> tuple[str, ...]:
+        """The mechanisms of SASL that a listener offers."""
+        words = [word.strip() for word in self.sasl_mechanisms.split(",")]
+        is_private = listener.has_tls or self.sasl_plain_without_tls
+        return tuple(word for word in words if word and (word != SASL_PLAIN or is_private))
+
     @property
     def client_address(self) -> Address:
         """The address that clients of the first listener are told."""
@@ -398,7 +425,9 @@ KAFKA_FILE_KEYS: Final[Mapping[str, str]] = {
     "broker.rack": "rack",
     "broker.session.timeout.ms": "broker_session_ms",
     "cluster.id": "cluster_id",
+    "connection.failed.authentication.delay.ms": "sasl_failure_delay_ms",
     "connections.max.idle.ms": "connection_idle_ms",
+    "connections.max.reauth.ms": "sasl_session_ms_max",
     "listeners": "client_listener",
     "log.dirs": "data",
     "max.connection.creation.rate": "connection_creation_rate_max",
@@ -410,6 +439,7 @@ KAFKA_FILE_KEYS: Final[Mapping[str, str]] = {
     "raftmq.moves.max": "replica_moves_max",
     "replica.catchup.bytes.per.s": "replica_catchup_bytes_per_s",
     "replica.lag.time.max.ms": "replica_lag_time_max_ms",
+    "sasl.enabled.mechanisms": "sasl_mechanisms",
     "socket.request.max.bytes": "request_bytes_max",
 }
 """Kafka's names of settings, and the keys of a node's file that hold them; others: `defaults`."""
@@ -487,6 +517,7 @@ _TEXTS: Final = frozenset(
         "metadata_engine",
         "log_format",
         "log_level",
+        "sasl_mechanisms",
     }
 )
 
@@ -507,7 +538,7 @@ def _read(name: str, value: Any, origin: str) -> Any:
             return _read_data(value)
         if name in _TEXTS:
             return str(value)
-        if name == "takes_data_at_once":
+        if name in ("takes_data_at_once", "sasl_plain_without_tls"):
             return _yes_or_no(value)
         return _whole(value)
     except (ValueError, TypeError) as error:
@@ -637,9 +668,18 @@ def _check_listeners(config: NodeConfig) -> None:
         raise ConfigError(f"key 'listeners': {PLAINTEXT} is client_listener already")
     if config.advertised_client is not None and config.client_listener is None:
         raise ConfigError("key 'advertised_client': there is no client_listener")
+    for word in filter(None, map(str.strip, config.sasl_mechanisms.split(","))):
+        if word not in SASL_MECHANISMS:
+            raise ConfigError(
+                f"key 'sasl_mechanisms': some of {', '.join(SASL_MECHANISMS)}, not {word!r}"
+            )
     for listener in config.listeners:
         try:
             _check_listener(listener)
+            if listener.has_sasl and not config.mechanisms_of(listener):
+                raise ConfigError(
+                    "sasl_mechanisms has none for it; PLAIN wants TLS or sasl_plain_without_tls"
+                )
         except ConfigError as error:
             raise ConfigError(f"key 'listeners': {listener.name}: {error}") from None
 

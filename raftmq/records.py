@@ -339,6 +339,11 @@ def set_create_time(buf: bytearray | memoryview, greatest: int) -> None:
 def set_max_timestamp(buf: bytearray | memoryview, timestamp: int) -> None:
     """Write a batch's greatest timestamp and sum the CRC anew."""
     _TIMESTAMP.pack_into(buf, _MAX_TIMESTAMP_POSITION, timestamp)
+    sum_anew(buf)
+
+
+def sum_anew(buf: bytearray | memoryview) -> None:
+    """Sum the CRC of a batch anew, after its bytes were changed."""
     _CRC.pack_into(buf, _CRC_POSITION, crc32c(memoryview(buf)[_CHECKED_POSITION:]))
 
 

@@ -31,6 +31,7 @@ from raftmq_client.core.admin import (
     QuorumReplica,
     Reassignment,
     ResourceType,
+    UserCredential,
 )
 from raftmq_client.core.group_admin import (
     CommittedOffset,
@@ -144,4 +145,5 @@ __all__ = [
     "UndeliveredError",
     "UnsupportedError",
     "UsageError",
+    "UserCredential",
 ]

@@ -61,6 +61,7 @@ class SimConnection:
         self.number = number
         self.peer = f"client{number}:1"
         self.caller = Caller(host=f"client{number}")
+        self.authentication = None
         self._unheard = bytearray()
         self._bars = 0  # requests at work behind which none may begin
         self.replies = self

@@ -29,6 +29,7 @@ from raftmq.cli.produce import produce
 from raftmq.cli.recover import recover
 from raftmq.cli.topics import topic_app
 from raftmq.cli.transactions import txn_app
+from raftmq.cli.users import user_app
 from raftmq.cli.why import why
 
 _UsageError: Final[type[Exception]] = typer.BadParameter.mro()[1]
@@ -133,6 +134,7 @@ app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
 app.add_typer(group_app, name="group", rich_help_panel="Administration")
 app.add_typer(txn_app, name="txn", rich_help_panel="Administration")
 app.add_typer(acl_app, name="acl", rich_help_panel="Administration")
+app.add_typer(user_app, name="user", rich_help_panel="Administration")
 app.add_typer(cluster_app, name="cluster", rich_help_panel="Administration")
 app.command(rich_help_panel="Administration")(why)
 app.add_typer(leader_app, name="leader", rich_help_panel="Administration")

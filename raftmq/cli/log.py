@@ -23,6 +23,7 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import note, out, out_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.metadata.credentials import masked
 from raftmq.records import BatchHeader, read_records
 
 log_app = typer.Typer(help="A node's log files.", no_args_is_help=True)
@@ -296,7 +297,7 @@ def _records(batch: bytes) -> Iterator[dict[str, Any]]:
             "offset": record.offset,
             "timestamp": record.timestamp,
             "key": printable(record.key),
-            "value": printable(record.value),
+            "value": printable(None if record.value is None else masked(record.value)),
             "headers": [[name, printable(value)] for name, value in record.headers],
         }
 

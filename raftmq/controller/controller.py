@@ -41,11 +41,13 @@ from raftmq.controller.topic_validation import (
     plan_topic,
     planned_load_of,
 )
+from raftmq.controller.users import plan_users
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_moves import is_news
 from raftmq.metadata.broker_messages import (
     AdminRequest,
     AlterConfigsCall,
+    AlterUsersCall,
     BalanceCall,
     BrokerHeartbeat,
     ChangeNodesCall,
@@ -707,6 +709,9 @@ class Controller:
             return self._plan_moves(image, request)
         if isinstance(request, CreateAclsCall | DeleteAclsCall):
             return plan_rules(image, request)
+        if isinstance(request, AlterUsersCall):
+            users, rows = plan_users(image, request)
+            return users, lambda _result: rows
         assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)
 

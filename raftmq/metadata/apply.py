@@ -48,6 +48,7 @@ from raftmq.metadata.commands import (
     NO_TOPIC_ID,
     AllocateProducerIds,
     AlterConfigs,
+    AlterUsers,
     ChangeNodes,
     CommitMany,
     CommitOffsets,
@@ -85,9 +86,11 @@ from raftmq.metadata.image import (
     ConfigKey,
     MetadataImage,
 )
+from raftmq.sasl.scram import ScramCredential
 from raftmq.types import Offset, TopicPartition
 
 RULES_MAX: Final = 100_000
+USERS_IN_ALL_MAX: Final = 10_000
 STALE_SEQUENCE: Final = Rejection(
     ErrorCode.INVALID_UPDATE_VERSION, "the sequence is not above the submitter's last"
 )
@@ -256,6 +259,9 @@ def _update_features(image: MetadataImage, envelope: Envelope, offset: Offset) -
     return after, Done(offset)
 
 
+# ---- rules and users ----
+
+
 def _change_rules(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     if image.level < LEVEL_OF_SECURITY:  # no snapshot of this level holds them
         return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
@@ -269,6 +275,34 @@ def _change_rules(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
         rules = image.rules.without_rules(command.rules)
     after = image if rules is image.rules else evolve(image, rules=rules)
     return after, Done(offset)
+
+
+def _alter_users(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
+    """Change credentials."""
+    command: AlterUsers = envelope.command  # type: ignore[assignment]  # by _HANDLERS
+    if image.level < LEVEL_OF_SECURITY:  # no snapshot of this level holds them
+        return image, Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
+    users = image.users
+    credentials = users.credentials
+    for gone in command.deletions:
+        known = credentials.get(gone.user)
+        if known is not None and gone.mechanism in known:
+            left = known.delete(gone.mechanism)
+            credentials = (
+                credentials.set(gone.user, left) if left else credentials.delete(gone.user)
+            )
+    for one in command.upsertions:
+        credential = ScramCredential(
+            one.scram_salt, one.scram_stored_key, one.scram_server_key, one.iterations
+        )
+        known = credentials.get(one.user, Map())
+        credentials = credentials.set(one.user, known.set(one.mechanism, credential))
+    if len(credentials) > max(USERS_IN_ALL_MAX, len(users.credentials)):
+        return image, Rejection(
+            ErrorCode.POLICY_VIOLATION, f"there are at most {USERS_IN_ALL_MAX} users"
+        )
+    changed = evolve(users, credentials=credentials, secret=users.secret or command.scram_secret)
+    return (image if changed == users else evolve(image, users=changed)), Done(offset)
 
 
 def _no_operation(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
@@ -298,5 +332,6 @@ _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]
     UpdateFeatures: _update_features,
     CreateAcls: _change_rules,
     DeleteAcls: _change_rules,
+    AlterUsers: _alter_users,
     NoOperation: _no_operation,
 }

@@ -354,6 +354,35 @@ class DeleteAclsCall(msgspec.Struct, frozen=True, kw_only=True, tag=11):
     timeout_ms: _Milliseconds = 5_000
 
 
+class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A credential that a user gets, or with `is_deleted` loses; keys, never a password."""
+
+    user: str
+    mechanism: _Int32
+    is_deleted: bool = False
+    iterations: _Int32 = 0
+    salt: bytes = b""
+    stored_key: bytes = b""
+    server_key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"UserRequest(user={self.user!r}, mechanism={self.mechanism})"
+
+
+class AlterUsersCall(msgspec.Struct, frozen=True, kw_only=True, tag=12):
+    """AlterUserScramCredentials: one outcome for each user, in order.
+
+    `secret`: random, for a cluster that has none yet (`AlterUsers`).
+    """
+
+    users: tuple[UserRequest, ...]
+    secret: bytes = b""
+    timeout_ms: _Milliseconds = 5_000
+
+    def __repr__(self) -> str:
+        return f"AlterUsersCall(users={self.users!r})"
+
+
 AdminRequest: TypeAlias = (
     CreateTopicsCall
     | DeleteTopicsCall
@@ -366,6 +395,7 @@ AdminRequest: TypeAlias = (
     | BalanceCall
     | CreateAclsCall
     | DeleteAclsCall
+    | AlterUsersCall
 )
 
 
@@ -409,7 +439,7 @@ _outcomes_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder
 
 def format_of(call: AdminRequest) -> int:
     """The oldest format between nodes that knows this call."""
-    if isinstance(call, CreateAclsCall | DeleteAclsCall):
+    if isinstance(call, CreateAclsCall | DeleteAclsCall | AlterUsersCall):
         return 9
     if isinstance(call, ChangeNodesCall | PlanMovesCall | BalanceCall):
         return 8

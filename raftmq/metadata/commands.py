@@ -29,6 +29,7 @@ import msgspec
 from raftmq.config import PLAINTEXT
 from raftmq.errors import AheadError, ErrorCode, RaftmqError
 from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
+from raftmq.metadata.credentials import USERS_MAX, ScramDeletion, ScramUpsertion, Secret
 from raftmq.rights import Rule
 from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
 
@@ -372,6 +373,21 @@ class DeleteAcls(Command, frozen=True, kw_only=True):
     rules: RuleRows
 
 
+class AlterUsers(Command, frozen=True, kw_only=True):
+    """Change credentials of users.
+
+    `scram_secret`: what credentials are made up from for users that there are not; the first one
+    stays.
+    """
+
+    upsertions: Annotated[tuple[ScramUpsertion, ...], msgspec.Meta(max_length=USERS_MAX)] = ()
+    deletions: Annotated[tuple[ScramDeletion, ...], msgspec.Meta(max_length=USERS_MAX)] = ()
+    scram_secret: Secret = b""
+
+    def __repr__(self) -> str:
+        return f"AlterUsers(upsertions={self.upsertions!r}, deletions={self.deletions!r})"
+
+
 class NoOperation(Command, frozen=True, kw_only=True):
     """Nothing; its being applied proves that a majority took it after it was proposed."""
 
@@ -678,6 +694,7 @@ CONTROL_COMMANDS: Final = (
     UpdateFeatures,
     CreateAcls,
     DeleteAcls,
+    AlterUsers,
     NoOperation,
 )
 
@@ -731,6 +748,7 @@ FIRST_VERSIONS[ChangeNodes] = 4
 FIRST_VERSIONS[PlanMoves] = 4
 FIRST_VERSIONS[CreateAcls] = 5
 FIRST_VERSIONS[DeleteAcls] = 5
+FIRST_VERSIONS[AlterUsers] = 5
 """Since which version there is each kind of command."""
 LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
     CommitOffsets: {"transaction": 3, "known_version": 3},

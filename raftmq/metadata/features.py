@@ -9,7 +9,7 @@ keeps the levels, `controller.py` decides requests.
 (a version of theirs is a level), and formats between nodes. 1: all that nodes of peer format 5
 know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice; 3:
 transactions; 4: moves of replicas that are planned and cancelled, and states of nodes; 5: rules of
-who may do what.
+who may do what, and users.
 `transaction.version` tells clients which protocol to speak (2: KIP-890's); what a
 broker does goes by the version of each request, never by this level.
 

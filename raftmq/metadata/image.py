@@ -25,6 +25,7 @@ from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, Nod
 from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionsImage
 from raftmq.replication.membership import TargetMembership
 from raftmq.rights import NO_RULES, Rules
+from raftmq.sasl.scram import ScramCredential
 from raftmq.types import (
     NodeId,
     RaftGroupId,
@@ -43,7 +44,7 @@ LEVEL_OF_MOVES: Final = 4
 """From it on nodes have states, and moves of replicas are planned, cancelled and made by identity:
 a partition is named by its topic, number and creation epoch."""
 LEVEL_OF_SECURITY: Final = 5
-"""From it on there are rules of who may do what."""
+"""From it on there are users, and rules of who may do what."""
 
 
 @frozen(slots=True)
@@ -253,6 +254,30 @@ def candidate(name: str, node_ids: Iterable[NodeId]) -> NodeId | None:
     return max(node_ids, key=lambda node_id: (score(node_id), node_id), default=None)
 
 
+Credentials: TypeAlias = Map[int, ScramCredential]
+"""Of one user, by the number of the mechanism."""
+
+
+@frozen(slots=True)
+class UsersImage:
+    """All users that can prove who they are, and what credentials of others are made up from."""
+
+    credentials: Map[str, Credentials] = Map()
+    secret: bytes = field(default=b"", repr=False)
+
+    def get(self, user: str, mechanism: int) -> ScramCredential | None:
+        """The credential of a user, None where there is none."""
+        known = self.credentials.get(user)
+        return None if known is None else known.get(mechanism)
+
+    def names(self) -> list[str]:
+        """All users, sorted."""
+        return sorted(self.credentials)
+
+
+NO_USERS: Final = UsersImage()
+
+
 @frozen(slots=True)
 class MetadataImage:
     """Everything that the metadata group has agreed on, at `version`."""
@@ -280,6 +305,7 @@ class MetadataImage:
     removed: Map[NodeId, tuple[StorageId, ...]] = field(factory=Map)
     """The storages of nodes that were removed for good; none of them may come back."""
     rules: Rules = NO_RULES
+    users: UsersImage = NO_USERS
 
     @property
     def level(self) -> int:

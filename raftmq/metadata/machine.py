@@ -31,6 +31,7 @@ from raftmq.foreign import visible
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import Envelope, Result, decode_envelope
+from raftmq.metadata.credentials import masked
 from raftmq.metadata.features import SUPPORTED, Ranges, check_supported, outside
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.metadata.snapshot import SnapshotEncoder, SnapshotError, decode_image
@@ -104,7 +105,7 @@ class UnappliableCommandError(NodeMustStopError):
 def shown(value: bytes) -> str:
     """A command for people: on one line, shortened."""
     more = len(value) - SHOWN_MAX
-    text = visible(value[:SHOWN_MAX].decode("utf-8", "backslashreplace"))
+    text = visible(masked(value)[:SHOWN_MAX].decode("utf-8", "backslashreplace"))
     return f"{text}... ({more} more bytes)" if more > 0 else text
 
 

@@ -7,9 +7,9 @@ last one; `warm` encodes the rest beforehand, a little at a time. So it is with 
 Those of busy producers change all the time: `prepare` encodes them in turns, of the image itself.
 
 Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
-replicas, states of nodes and what was removed for good; 5 with rules of who may do what. An image
-is written in the format of its level, so every node of its cluster reads it; one without any level
-in format 1, which nodes from before there were levels read as well.
+replicas, states of nodes and what was removed for good; 5 with rules of who may do what and users.
+An image is written in the format of its level, so every node of its cluster reads it; one without
+any level in format 1, which nodes from before there were levels read as well.
 
 Invariants: a snapshot with a wrong checksum, of a newer format or with fields that its format does
 not have is refused, never read in part.
@@ -42,9 +42,11 @@ from raftmq.metadata.image import (
     RemovalImage,
     ReplacementImage,
     TopicImage,
+    UsersImage,
 )
 from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
 from raftmq.rights import NO_RULES, Rule, Table, sorted_rules
+from raftmq.sasl.scram import ScramCredential
 from raftmq.types import Buffer, NodeId, RaftGroupId, ReplicaId, StorageId, TopicId, TopicPartition
 
 T = TypeVar("T")
@@ -168,9 +170,15 @@ class _Snapshot4(_Snapshot3):
     removed: list[tuple[int, tuple[str, ...]]] | None = None
 
 
+_UserRow = tuple[str, int, int, bytes, bytes, bytes]
+"""User, mechanism, iterations, salt, stored key, server key."""
+
+
 class _Snapshot5(_Snapshot4):
     rules: list[list[Rule]] | None = None
     """By principal."""
+    users: list[_UserRow] | None = None
+    users_secret: bytes | None = None
 
 
 _FORMATS: Final[dict[int, type[_Snapshot]]] = {
@@ -219,6 +227,8 @@ class _Parts4(_Parts3):
 
 class _Parts5(_Parts4):
     rules: msgspec.Raw
+    users: msgspec.Raw
+    users_secret: bytes
 
 
 def _format_of(image: MetadataImage) -> int:
@@ -325,6 +335,7 @@ class SnapshotEncoder:
         self._caches = _Caches()
         self._warming: Iterator[None] | None = None
         self._round: _Round | None = None
+        self._users: tuple[UsersImage, bytes] | None = None
 
     def warm(self, image: MetadataImage, parts_max: int) -> bool:
         """Encode up to `parts_max` parts ahead; True when a round over `image` has ended."""
@@ -399,7 +410,12 @@ class SnapshotEncoder:
         ]
         if version == 4:
             return msgspec.msgpack.encode(_Parts4(**parts))
-        return msgspec.msgpack.encode(_Parts5(**parts, rules=_joined(kept.rules)))
+        if self._users is None or self._users[0] is not image.users:
+            self._users = image.users, msgspec.msgpack.encode(_user_rows(image.users))
+        parts["rules"] = _joined(kept.rules)
+        parts["users"] = msgspec.Raw(self._users[1])
+        parts["users_secret"] = image.users.secret
+        return msgspec.msgpack.encode(_Parts5(**parts))
 
     def _warm_all(self, image: MetadataImage) -> Iterator[None]:
         caches = self._caches
@@ -499,11 +515,35 @@ def _decode_image(data: Buffer) -> MetadataImage:
     if isinstance(snapshot, _Snapshot4):
         image = _with_moves(image, snapshot)
     if isinstance(snapshot, _Snapshot5):
-        if snapshot.rules is None:
-            raise SnapshotError("a metadata snapshot of format 5 without rules")
-        rules = NO_RULES.with_rules(rule for table in snapshot.rules for rule in table)
-        image = evolve(image, rules=rules)
+        image = _with_rules(image, snapshot)
+        image = _with_users(image, snapshot)
     return image
+
+
+def _with_rules(image: MetadataImage, snapshot: _Snapshot5) -> MetadataImage:
+    if snapshot.rules is None:
+        raise SnapshotError("a metadata snapshot of format 5 without rules")
+    rules = NO_RULES.with_rules(rule for table in snapshot.rules for rule in table)
+    return evolve(image, rules=rules)
+
+
+def _with_users(image: MetadataImage, snapshot: _Snapshot5) -> MetadataImage:
+    if snapshot.users is None or snapshot.users_secret is None:
+        raise SnapshotError("a metadata snapshot of format 5 without users")
+    credentials: Map[str, Map[int, ScramCredential]] = Map()
+    for user, mechanism, iterations, salt, stored_key, server_key in snapshot.users:
+        known = credentials.get(user, Map())
+        one = ScramCredential(salt, stored_key, server_key, iterations)
+        credentials = credentials.set(user, known.set(mechanism, one))
+    return evolve(image, users=UsersImage(credentials, snapshot.users_secret))
+
+
+def _user_rows(users: UsersImage) -> list[_UserRow]:
+    return [
+        (user, number, one.iterations, one.salt, one.stored_key, one.server_key)
+        for user in users.names()
+        for number, one in sorted(users.credentials[user].items())
+    ]
 
 
 def _with_moves(image: MetadataImage, snapshot: _Snapshot4) -> MetadataImage:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.config import Address, ClientListener, ConfigError, NodeConfig
 from raftmq.controller.broker_lifecycle import BrokerInfo
 from raftmq.controller.control_plane import ControlPlane, QuorumState
 from raftmq.controller.controller import ControllerConfig
@@ -59,6 +59,7 @@ from raftmq.replication.replica import Replica
 from raftmq.runtime.broker_calls import BrokerCalls
 from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.peer_links import KIND_FORMATION
+from raftmq.server.kafka.authentication import Authenticator, SaslSettings
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.request_memory import RequestMemory
@@ -354,9 +355,32 @@ class NodeCore:
             supported=self.supported,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
+        self.authenticators = {
+            listener.name: self._authenticator(listener, environment)
+            for listener in config.client_listeners
+            if listener.has_sasl
+        }
         self.request_memory = RequestMemory(config.request_memory_bytes_max)
         self.events = Events(self)
         self.events.attach()
+
+    def _authenticator(self, listener: ClientListener, environment: Environment) -> Authenticator:
+        config = self.config
+        authenticator = Authenticator(
+            SaslSettings(
+                mechanisms=config.mechanisms_of(listener),
+                session_ms_max=config.sasl_session_ms_max,
+                failure_delay_ms=config.sasl_failure_delay_ms,
+                timeout_ms=config.request_receive_timeout_ms,
+            ),
+            lambda: self.engine.image.users,
+            workers=environment.workers,
+            deadlines=self.deadlines,
+            clock=self.plane.clock,
+            counts=self.broker.metrics,
+        )
+        self.engine.on_image(authenticator.image_changed)
+        return authenticator
 
     def _role_changed(self, name: TopicPartition, watch: RoleWatch, soft: SoftState) -> None:
         self.events.replica_changed(name, watch, soft)  # made after the partitions

@@ -224,6 +224,7 @@ class Node(NodeCore):
             memory=self.request_memory,
             budget=budget,
             pause=self.plane.pause,
+            authenticators=self.authenticators,
         )
 
     def _make_engine(self) -> DrivenEngine:

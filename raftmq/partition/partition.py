@@ -156,7 +156,8 @@ class Partition:
             self._append,
             self._producers.refused,
         )
-        self._is_internal = is_internal
+        self.is_internal = is_internal
+        """True for the metadata log, which no client writes."""
         self._deadlines = deadlines
         self._clock = clock
         self._replica: ReplicaPort | None = None
@@ -177,13 +178,13 @@ class Partition:
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
         self._opened_end = replica.log_end_offset
-        if not self._is_internal:
+        if not self.is_internal:
             self._producers.attach(replica.log)
 
     def read_on(self) -> bool:
         """Rebuild some more of the state of producers, for milliseconds; True when it is complete.
         Idempotent producers that write before that are told to retry."""
-        return self._is_internal or self._producers.read_on()
+        return self.is_internal or self._producers.read_on()
 
     @property
     def replica(self) -> ReplicaPort:
@@ -219,7 +220,7 @@ class Partition:
     @property
     def knows_producers(self) -> bool:
         """True when `producers` is exact; False while it is replayed."""
-        return self._is_internal or self._producers.is_exact
+        return self.is_internal or self._producers.is_exact
 
     @property
     def parked_produces_count(self) -> int:
@@ -286,7 +287,7 @@ class Partition:
         is_verified: bool,
     ) -> AppendResult | Promise[AppendResult] | Waits:
         """As `append`; `opened` where the batch was, `is_verified` where it waited for that."""
-        if self._is_internal:
+        if self.is_internal:
             return AppendResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return AppendResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -545,7 +546,7 @@ class Partition:
                 stop = Offset(spans[-1].end_offset)
                 if not may_wait and (cold := replica.log.aborted.cold(offset, stop)):
                     return ReadResult(ErrorCode.NONE, end, start, job=WarmJob(tuple(cold)))
-                aborted = () if self._is_internal else self._producers.aborted(offset, stop)
+                aborted = () if self.is_internal else self._producers.aborted(offset, stop)
         except KafkaError as error:
             if isinstance(error, DamagedError):
                 replica.damage_found()
@@ -639,7 +640,7 @@ class Partition:
     def stable_lag(self) -> int | None:
         """How many offsets consumers of committed records stop before those of all records; None
         while that is not known: looking does not find it out."""
-        if not self._is_internal and self._producers.is_hidden:
+        if not self.is_internal and self._producers.is_hidden:
             return None
         return self.readable_end - self.stable_end
 
@@ -648,7 +649,7 @@ class Partition:
         return max(start, self.replica.log.records_end(committed_end))
 
     def _stable_end(self, committed_end: Offset, end: Offset) -> Offset:
-        if self._is_internal:
+        if self.is_internal:
             return end
         stable = self._producers.last_stable_offset(committed_end)
         if stable is None:
@@ -839,7 +840,7 @@ class Partition:
     def delete_records(self, offset: int, timeout_ms: int) -> DeleteResult | Promise[DeleteResult]:
         """Drop all records below `offset` (-1: the high watermark); answered when that is done."""
         replica = self.replica
-        if self._is_internal:
+        if self.is_internal:
             return DeleteResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if self._is_closed:
             return DeleteResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -895,7 +896,7 @@ class Partition:
         if soft.role is not Role.LEADER:
             self._fail_parked(self._no_leader_code())
             self._opening.look_again()
-        elif not self._is_internal:
+        elif not self.is_internal:
             self._producers.led(is_first=self._is_first_leader())
         self.fetches.wake_all()
 

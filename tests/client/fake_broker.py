@@ -45,6 +45,7 @@ from raftmq.protocol.produce import (
     encode_produce_response,
 )
 from raftmq.records import check_batch, parse_header, stamp
+from tests.client.fake_security import Users
 from tests.client.fake_transactions import PRODUCER_ID, Transactions
 
 NODE_ID = 1
@@ -94,11 +95,12 @@ class Fault:
         self.was_met = threading.Event()
 
 
-class FakeBroker(Transactions):
+class FakeBroker(Transactions, Users):
     """`with FakeBroker() as broker: Producer(broker.address)`."""
 
     def __init__(self, topics: dict[str, int] | None = None) -> None:
-        super().__init__()
+        Transactions.__init__(self)
+        Users.__init__(self)
         self.logs: dict[tuple[str, int], FakeLog] = {}
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}

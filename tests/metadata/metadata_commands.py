@@ -16,6 +16,7 @@ from raftmq.metadata.commands import (
     AddPartitions,
     AllocateProducerIds,
     AlterConfigs,
+    AlterUsers,
     ChangeNodes,
     ClaimGroup,
     CommitMany,
@@ -63,6 +64,7 @@ from raftmq.metadata.commands import (
     VotersReport,
     version_of,
 )
+from raftmq.metadata.credentials import ScramDeletion, ScramUpsertion
 from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage
 from raftmq.raft.membership import Configuration
@@ -357,6 +359,25 @@ COMMANDS = st.one_of(
             ),
             max_size=2,
         ).map(tuple),
+    ),
+    st.builds(
+        AlterUsers,
+        upsertions=st.lists(
+            st.builds(
+                ScramUpsertion,
+                user=NAMES,
+                mechanism=st.integers(1, 2),
+                iterations=st.integers(1, 3),
+                scram_salt=st.binary(max_size=3),
+                scram_stored_key=st.binary(max_size=3),
+                scram_server_key=st.binary(max_size=3),
+            ),
+            max_size=2,
+        ).map(tuple),
+        deletions=st.lists(
+            st.builds(ScramDeletion, user=NAMES, mechanism=st.integers(1, 2)), max_size=2
+        ).map(tuple),
+        scram_secret=st.binary(max_size=2),
     ),
     st.builds(AllocateProducerIds, node_id=NODES, count=st.integers(-3, 5)),
     st.builds(CreateAcls, rules=RULES),

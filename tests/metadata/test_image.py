@@ -218,8 +218,9 @@ def _with_moves() -> Machine:
     machine = Machine()
     machine.register_all(1, 2, 3, 4, 5)
     machine.apply(CreateTopics(topics=(creation("b", 2, (1, 2)), creation("a", 1, (1, 2), (3, 1)))))
-    machine.image = evolve(machine.image, features=Map({RAFTMQ_LEVEL: LEVEL_OF_MOVES}))
-    machine.image = evolve(machine.image, features_epoch=0)
+    machine.image = evolve(
+        machine.image, features=Map({RAFTMQ_LEVEL: LEVEL_OF_MOVES}), features_epoch=0
+    )
     broker = machine.image.brokers[node(5)]
     machine.apply(FenceBroker(node_id=node(5), broker_epoch=broker.epoch))
     machine.apply(UnregisterBroker(node_id=node(5)))
@@ -295,12 +296,13 @@ def test_rules_are_written_in_format_5_and_are_all_there() -> None:
     assert decode_image(encoder.encode(machine.image)) == machine.image
 
 
-def test_a_snapshot_of_format_5_without_rules_is_refused() -> None:
+def test_a_snapshot_of_format_5_without_rules_or_users_is_refused() -> None:
     machine = Machine()
     machine.image = raised(machine.image)
     body = msgspec.msgpack.decode(encode_image(machine.image)[10:])
-    with pytest.raises(SnapshotError, match="without rules"):
-        decode_image(_sealed(5, msgspec.msgpack.encode(body[:-1])))
+    for left_out, what in ((1, "users"), (2, "users"), (3, "rules")):
+        with pytest.raises(SnapshotError, match=f"without {what}"):
+            decode_image(_sealed(5, msgspec.msgpack.encode(body[:-left_out])))
     with pytest.raises(SnapshotError, match="another shape"):
         decode_image(_sealed(5, msgspec.msgpack.encode([*body, "later"])))
 

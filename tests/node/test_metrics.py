@@ -535,8 +535,8 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
     stable = "raftmq_group_stable_lag_messages"
     tls = ["raftmq_tls_handshakes_total", "raftmq_tls_handshake_failures_total"]
     tls.append("raftmq_certificate_expires_timestamp_seconds")
-    denied = "raftmq_denials_total"
-    expected = [*bugs, "raftmq_refusals_total", *tls, denied, stable]
+    users = ["raftmq_authentications_total", "raftmq_denials_total"]
+    expected = [*bugs, "raftmq_refusals_total", *tls, *users, stable]
     assert empty == expected, "all went well, nothing was open or encrypted"
     assert all(sample.value >= 0 for page in found for sample in page.samples)
 

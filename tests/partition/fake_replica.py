@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -70,7 +70,11 @@ class FakeSpan:
 
     @property
     def file(self) -> File:
-        raise AssertionError("nobody reads a fake span")
+        return cast("File", self)
+
+    def pread(self, size: int, position: int) -> bytes:
+        """As of its file."""
+        return self.data[position : position + size]
 
 
 @define

@@ -17,6 +17,7 @@ from raftmq_client.aio.engine import Engine
 from raftmq_client.core import admin as operations
 from raftmq_client.core import group_admin, group_requests, transaction_requests
 from raftmq_client.core.admin import (
+    SCRAM_ITERATIONS,
     ConfigEntry,
     CreatedTopic,
     FeaturesInfo,
@@ -27,6 +28,7 @@ from raftmq_client.core.admin import (
     QuorumInfo,
     Reassignment,
     ResourceType,
+    UserCredential,
 )
 from raftmq_client.core.admin_flow import AdminFlows, Flow
 from raftmq_client.core.assignors import decode_assignment
@@ -341,6 +343,30 @@ class Admin:
                 validate_only=validate_only,
             )
         )
+
+    async def users(
+        self, names: Sequence[str] | None = None
+    ) -> dict[str, tuple[UserCredential, ...]]:
+        """These users, or all, with how each can authenticate; unknown ones are left out."""
+        return await self._run_one(operations.describe_users(names))
+
+    async def set_password(
+        self,
+        user: str,
+        password: str,
+        *,
+        mechanism: str = "SCRAM-SHA-512",
+        iterations: int = SCRAM_ITERATIONS,
+    ) -> None:
+        """Let a user, a new one or one that is there, authenticate with that password."""
+        operation = operations.set_password(
+            user, password, mechanism=mechanism, iterations=iterations
+        )
+        await self._run_one(operation)
+
+    async def delete_credential(self, user: str, mechanism: str = "SCRAM-SHA-512") -> None:
+        """Let a user authenticate by a mechanism no more; after the last one there is none."""
+        await self._run_one(operations.delete_credential(user, mechanism))
 
     async def quorum(self) -> QuorumInfo:
         """The metadata group."""

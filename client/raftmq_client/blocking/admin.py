@@ -17,6 +17,7 @@ from raftmq_client.blocking.engine import Engine, now_ms
 from raftmq_client.core import admin as operations
 from raftmq_client.core import group_admin, group_requests, transaction_requests
 from raftmq_client.core.admin import (
+    SCRAM_ITERATIONS,
     ConfigEntry,
     CreatedTopic,
     FeaturesInfo,
@@ -27,6 +28,7 @@ from raftmq_client.core.admin import (
     QuorumInfo,
     Reassignment,
     ResourceType,
+    UserCredential,
 )
 from raftmq_client.core.admin_flow import AdminFlows, Flow
 from raftmq_client.core.assignors import decode_assignment
@@ -331,6 +333,28 @@ class Admin:
                 validate_only=validate_only,
             )
         )
+
+    def users(self, names: Sequence[str] | None = None) -> dict[str, tuple[UserCredential, ...]]:
+        """These users, or all, with how each can authenticate; unknown ones are left out."""
+        return self._run_one(operations.describe_users(names))
+
+    def set_password(
+        self,
+        user: str,
+        password: str,
+        *,
+        mechanism: str = "SCRAM-SHA-512",
+        iterations: int = SCRAM_ITERATIONS,
+    ) -> None:
+        """Let a user, a new one or one that is there, authenticate with that password."""
+        operation = operations.set_password(
+            user, password, mechanism=mechanism, iterations=iterations
+        )
+        self._run_one(operation)
+
+    def delete_credential(self, user: str, mechanism: str = "SCRAM-SHA-512") -> None:
+        """Let a user authenticate by a mechanism no more; after the last one there is none."""
+        self._run_one(operations.delete_credential(user, mechanism))
 
     def quorum(self) -> QuorumInfo:
         """The metadata group."""

@@ -7,6 +7,8 @@ unknown outcome.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, Generic, TypeVar
@@ -29,7 +31,8 @@ from raftmq.rights import (
 from raftmq.types import TopicPartition
 from raftmq_client.core.connection import SOFTWARE
 from raftmq_client.core.metadata import ClusterInfo, metadata_request, read_metadata
-from raftmq_client.errors import BrokerError, CorruptAnswerError, check_code
+from raftmq_client.core.security import check_credentials
+from raftmq_client.errors import BrokerError, CorruptAnswerError, UsageError, check_code
 
 T = TypeVar("T")
 W = TypeVar("W", bound=StrEnum)
@@ -212,6 +215,22 @@ class FeaturesInfo:
 
     epoch: int
     features: tuple[FeatureLevel, ...]
+
+
+@frozen
+class UserCredential:
+    """That a user can authenticate by a mechanism."""
+
+    mechanism: str
+    iterations: int
+
+
+SCRAM_MECHANISMS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+_DIGESTS: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+SCRAM_ITERATIONS: Final = 4_096
+_MECHANISM_NAMES: Final = {number: name for name, number in SCRAM_MECHANISMS.items()}
+_SALT_BITS: Final = 130
+_SALT_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def check_named(wanted: Iterable[object], found: Iterable[object]) -> None:
@@ -798,3 +817,86 @@ def _acl_rule(resource: Any, entry: Any) -> Rule:
         _acl_word(OPERATION_CODES, entry.operation),
         _acl_word(PERMISSION_CODES, entry.permission_type),
     )
+
+
+# ---- users: SCRAM (KIP-554); what is sent of a password is the salted one ----
+
+
+def make_salt() -> bytes:
+    """A salt in the form that Kafka's tools give it, so that users of all tools look alike."""
+    number, text = secrets.randbits(_SALT_BITS), ""
+    while number:
+        number, digit = divmod(number, len(_SALT_DIGITS))
+        text = _SALT_DIGITS[digit] + text
+    return (text or "0").encode()
+
+
+def describe_users(
+    names: Sequence[str] | None = None,
+) -> Operation[dict[str, tuple[UserCredential, ...]]]:
+    """The credentials of these users, or of all; those without any are left out."""
+
+    def read(response: Struct) -> dict[str, tuple[UserCredential, ...]]:
+        check_code(response.error_code, response.error_message, about="users")
+        found = {}
+        for row in response.results:
+            if row.error_code == ErrorCode.RESOURCE_NOT_FOUND:
+                continue
+            check_code(row.error_code, row.error_message, about=f"user {row.user!r}")
+            found[row.user] = tuple(
+                UserCredential(
+                    _MECHANISM_NAMES.get(info.mechanism, f"mechanism {info.mechanism}"),
+                    info.iterations,
+                )
+                for info in row.credential_infos
+            )
+        return found
+
+    request = Struct(users=None if names is None else [Struct(name=name) for name in names])
+    return Operation(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, lambda _: request, read)
+
+
+def set_password(
+    user: str,
+    password: str,
+    *,
+    mechanism: str,
+    iterations: int,
+    salt: Callable[[], bytes] = make_salt,
+) -> Operation[None]:
+    """Let a user authenticate with that password; takes milliseconds."""
+    _check_mechanism(mechanism)
+    check_credentials(user, password)
+    if not password:
+        raise UsageError("a password must not be empty")
+    salted_with = salt()
+    salted = hashlib.pbkdf2_hmac(_DIGESTS[mechanism], password.encode(), salted_with, iterations)
+    upsertion = Struct(
+        name=user,
+        mechanism=SCRAM_MECHANISMS[mechanism],
+        iterations=iterations,
+        salt=salted_with,
+        salted_password=salted,
+    )
+    return _alter(user, Struct(deletions=[], upsertions=[upsertion]))
+
+
+def delete_credential(user: str, mechanism: str) -> Operation[None]:
+    """Let a user authenticate by a mechanism no more."""
+    _check_mechanism(mechanism)
+    deletion = Struct(name=user, mechanism=SCRAM_MECHANISMS[mechanism])
+    return _alter(user, Struct(deletions=[deletion], upsertions=[]))
+
+
+def _check_mechanism(mechanism: str) -> None:
+    if mechanism not in SCRAM_MECHANISMS:
+        raise UsageError(f"mechanism is one of {', '.join(SCRAM_MECHANISMS)}, not {mechanism!r}")
+
+
+def _alter(user: str, request: Struct) -> Operation[None]:
+    def read(response: Struct) -> None:
+        check_named([user], [row.user for row in response.results])
+        for row in response.results:
+            check_code(row.error_code, row.error_message, about=f"user {row.user!r}")
+
+    return Operation(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, lambda _: request, read)

@@ -580,6 +580,13 @@ CERTIFICATES: Final = Metric(
     "When the first certificate of a listener's chain ceases to be valid, in Unix time",
     ("listener",),
 )
+AUTHENTICATIONS: Final = Metric(
+    "raftmq_authentications_total",
+    "counter",
+    "How often clients authenticated by SASL, by mechanism and outcome: done, again (KIP-368) or "
+    "failed; expired counts sessions that ended without it",
+    ("mechanism", "outcome"),
+)
 DENIALS: Final = Metric(
     "raftmq_denials_total",
     "counter",
@@ -663,6 +670,8 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[HANDSHAKE_FAILURES].add((reason,), count)
     for name, tls in node.tls.items():
         scrape[CERTIFICATES].add((name,), tls.expires_s)
+    for labels, count in sorted(node.broker.metrics.authentications.items()):
+        scrape[AUTHENTICATIONS].add(labels, count)
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):
         scrape[DENIALS].add((kind, operation), count)
     yield None
@@ -699,6 +708,7 @@ SERVER: Final = Collector(
         HANDSHAKES,
         HANDSHAKE_FAILURES,
         CERTIFICATES,
+        AUTHENTICATIONS,
         DENIALS,
         *(metric for metric, _ in _TOPIC),
         TOPICS_LEFT_OUT,

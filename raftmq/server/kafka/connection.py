@@ -38,6 +38,7 @@ from raftmq.runtime.loop import (
 )
 from raftmq.runtime.sockets import LINGER_S, MARK_BYTES_MAX, ByteSocket, LowWater
 from raftmq.runtime.tls import TlsLowWater, TlsSocket
+from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.leader_waits import Hold
@@ -197,6 +198,7 @@ class Connection:
         "_turn_bytes",
         "_turn_frames",
         "_writing",
+        "authentication",
         "caller",
         "hold",
         "last_active",
@@ -229,6 +231,8 @@ class Connection:
         self.peer = peer
         self.caller = caller
         """Who its requests come from; another one once its client has authenticated."""
+        self.authentication: Authentication | None = None
+        """How its client authenticates; None where the listener has no SASL."""
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}
@@ -271,6 +275,8 @@ class Connection:
                 scope.cancel()
         self._drop_partial()
         self.replies.close()
+        if self.authentication is not None:
+            self.authentication.closed()
         while self.on_close:
             _, callback = self.on_close.popitem()
             try:
@@ -319,6 +325,10 @@ class Connection:
     def hang_up_if_stalled(self, now: float) -> bool:
         """Close when idle, or stuck in the middle of a frame or of an answer, for too long."""
         limits = self._shared.limits
+        if self.authentication is not None and self.authentication.is_too_slow():
+            self._shared.refused("request_receive_timeout_ms")
+            self.close()
+            return True
         quiet_ms = (now - self.last_active) * 1000
         stalled_since = self.replies.stalled_since
         if stalled_since is not None:
@@ -531,6 +541,10 @@ class Connection:
         """Answer what was begun; then let the client close first. If this node closed with requests
         unread, the kernel would send a reset, which destroys answers still on their way."""
         await self.replies.idle()
+        if self.authentication is not None and self.authentication.has_failed:
+            # Some clients that see the end at once never look at the answer that says why.
+            with trio.move_on_after(PART_S):
+                await trio.lowlevel.wait_readable(self._sock)
         self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(PART_S):
             while True:
@@ -575,9 +589,12 @@ class Connection:
         shared = self._shared
         while len(view) - position >= FRAME_HEAD.size:
             size, api_key, _ = FRAME_HEAD.unpack_from(view, position)
-            check_frame(size, api_key, shared.limits)
+            if self.authentication is None or not self.authentication.is_bare:
+                check_frame(size, api_key, shared.limits)
+            if self.authentication is not None:
+                self.authentication.check_frame(size)
             end = position + 4 + size
-            if end > len(view) or self.state >= ConnectionState.ENDING:
+            if end > len(view) or self.state >= ConnectionState.DRAINING:
                 break
             if not self.replies.has_room or self._turn_frames >= TURN_FRAMES_MAX:
                 break

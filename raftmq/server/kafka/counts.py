@@ -76,6 +76,7 @@ class ServerCounts:
     """Everything that the client port counts, and the bugs of the admin port.
 
     Attributes:
+        authentications: how often clients authenticated, by mechanism and outcome.
         admin_bugs: exceptions of ours that cost a request at the admin port, by kind.
         bugs: exceptions of ours that cost a connection, by kind.
         denials: what callers had no right to, by kind of resource and operation.
@@ -87,6 +88,7 @@ class ServerCounts:
     __slots__ = (
         "admin_bugs",
         "apis",
+        "authentications",
         "bugs",
         "bytes_in",
         "bytes_out",
@@ -108,6 +110,7 @@ class ServerCounts:
     def __init__(self) -> None:
         self.apis: dict[str, ApiCounts] = {}
         self.admin_bugs: dict[str, int] = {}
+        self.authentications: dict[tuple[str, str], int] = {}
         self.bugs: dict[str, int] = {}
         self.denials: dict[tuple[str, str], int] = {}
         self.refusals: dict[str, int] = {}
@@ -131,6 +134,11 @@ class ServerCounts:
         if found is None:
             found = self.apis[name] = ApiCounts()
         return found
+
+    def authentication(self, mechanism: str, outcome: str) -> None:
+        """Count how an authentication ended, or a session."""
+        key = mechanism, outcome
+        self.authentications[key] = self.authentications.get(key, 0) + 1
 
     def bug(self, error: Exception) -> None:
         """Count an exception of ours that cost a connection."""

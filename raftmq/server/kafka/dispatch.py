@@ -37,6 +37,7 @@ from raftmq.protocol.produce import (
     decode_produce_request,
     encode_produce_response,
 )
+from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.counts import ApiCounts, EncodedAnswer
@@ -54,6 +55,7 @@ from raftmq.server.kafka.handlers import (
     reassignments,
     topics,
     transactions,
+    users,
 )
 from raftmq.server.kafka.limits import FRAME_BYTES_MIN
 from raftmq.server.kafka.record_guards import handle_fetch, handle_produce
@@ -96,6 +98,7 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.DELETE_ACLS: acls.delete,
     **groups.HANDLERS,
     **transactions.HANDLERS,
+    **users.HANDLERS,
 }
 """Which handler answers which API. Produce and Fetch have their own way through the dispatcher."""
 SLOW_BYTES: Final = 2 << 10
@@ -103,6 +106,8 @@ SLOW_BYTES: Final = 2 << 10
 PROMPT: Final = frozenset(
     {
         ApiKey.API_VERSIONS,
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.SASL_AUTHENTICATE,
         ApiKey.FIND_COORDINATOR,
         ApiKey.HEARTBEAT,
         ApiKey.INIT_PRODUCER_ID,
@@ -123,6 +128,8 @@ PROMPT: Final = frozenset(
 """What working clients ask. A small request of these has a small answer, made in one go."""
 COMMON: Final[dict[ApiKey, tuple[int, ...]]] = {
     ApiKey.API_VERSIONS: (0, 3, 4),
+    ApiKey.SASL_HANDSHAKE: (1,),
+    ApiKey.SASL_AUTHENTICATE: (1, 2),
     ApiKey.METADATA: (1, 4, 5, 8, 9, 10, 12, 13),
     ApiKey.LIST_OFFSETS: (2, 3, 7, 9, 10),
     ApiKey.INIT_PRODUCER_ID: (0, 4, 5),
@@ -184,10 +191,16 @@ class Dispatcher:
             RemoteProtocolError: the connection is to be closed.
         """
         started_ms = self.now_ms()
+        authentication = connection.authentication
+        if authentication is not None and authentication.is_bare:
+            self._begin_bare(frame, slot, authentication)
+            return
         api_key, version, correlation_id = _KEY_VERSION_CORRELATION.unpack_from(frame)
         span = ANNOUNCED.get(api_key)
         if span is None:
             raise RemoteProtocolError(f"API {api_key} is not offered")
+        if authentication is not None:
+            authentication.check(api_key)
         metrics = self._metrics[api_key]
         if not span[0] <= version <= span[1]:
             if api_key == ApiKey.API_VERSIONS:
@@ -220,6 +233,29 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the node
             self.failed(context, error)
             raise RemoteProtocolError("the request could not be served") from None
+
+    def _begin_bare(self, frame: memoryview, slot: Slot, authentication: Authentication) -> None:
+        """A token of SASL in a frame without a header, as after SaslHandshake v0."""
+
+        def answer(token: bytes | None) -> None:
+            if token is None:
+                slot.fail()
+            else:
+                slot.answer((_SIZE.pack(len(token)) + token,))
+
+        def settled(done: Promise[bytes | None]) -> None:
+            if done.error is None:
+                answer(done.result())
+                return
+            self._broker.metrics.bug(done.error)
+            _log.error("authentication met a bug", why=repr(done.error), exc_info=done.error)
+            slot.fail()
+
+        said = authentication.bare_token(bytes(frame))
+        if isinstance(said, Promise):
+            said.when_done(settled)
+        else:
+            answer(said)
 
     def _begin_produce(
         self,

@@ -33,7 +33,7 @@ from raftmq.server.kafka.handlers import metadata
 from raftmq.server.kafka.handlers.groups import GROUP_OPERATIONS, per_partition
 from raftmq.server.kafka.handlers.metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, Scope
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.work import Work, value_of
+from raftmq.server.kafka.work import Work, in_turns, value_of
 from raftmq.types import TopicId
 
 Handler: TypeAlias = Callable[[Broker, RequestContext, Struct], Any]
@@ -72,6 +72,7 @@ NEEDS: Final[dict[ApiKey, tuple[tuple[Kind, Operation], ...]]] = {
     ApiKey.SYNC_GROUP: ((_GROUP, _Op.READ),),
     ApiKey.DESCRIBE_GROUPS: ((_GROUP, _Op.DESCRIBE),),
     ApiKey.LIST_GROUPS: ((_CLUSTER, _Op.DESCRIBE), (_GROUP, _Op.DESCRIBE)),
+    ApiKey.SASL_HANDSHAKE: (),
     ApiKey.API_VERSIONS: (),
     ApiKey.CREATE_TOPICS: (
         (_CLUSTER, _Op.CREATE),
@@ -101,6 +102,7 @@ NEEDS: Final[dict[ApiKey, tuple[tuple[Kind, Operation], ...]]] = {
     ApiKey.DESCRIBE_CONFIGS: ((_CLUSTER, _Op.DESCRIBE_CONFIGS), (_TOPIC, _Op.DESCRIBE_CONFIGS)),
     ApiKey.ALTER_CONFIGS: ((_CLUSTER, _Op.ALTER_CONFIGS), (_TOPIC, _Op.ALTER_CONFIGS)),
     ApiKey.DESCRIBE_LOG_DIRS: ((_CLUSTER, _Op.DESCRIBE),),
+    ApiKey.SASL_AUTHENTICATE: (),
     ApiKey.CREATE_PARTITIONS: ((_TOPIC, _Op.ALTER),),
     ApiKey.DELETE_GROUPS: ((_GROUP, _Op.DELETE),),
     ApiKey.ELECT_LEADERS: ((_CLUSTER, _Op.ALTER),),
@@ -108,6 +110,8 @@ NEEDS: Final[dict[ApiKey, tuple[tuple[Kind, Operation], ...]]] = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: ((_CLUSTER, _Op.ALTER),),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: ((_CLUSTER, _Op.DESCRIBE),),
     ApiKey.OFFSET_DELETE: ((_GROUP, _Op.DELETE), (_TOPIC, _Op.READ)),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: ((_CLUSTER, _Op.DESCRIBE),),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: ((_CLUSTER, _Op.ALTER),),
     ApiKey.DESCRIBE_QUORUM: ((_CLUSTER, _Op.DESCRIBE),),
     ApiKey.UPDATE_FEATURES: ((_CLUSTER, _Op.ALTER),),
     ApiKey.DESCRIBE_CLUSTER: ((_CLUSTER, _Op.DESCRIBE),),
@@ -282,6 +286,15 @@ def _created_acls(_asked: Asked, request: Struct) -> Struct:
 def _deleted_acls(_asked: Asked, request: Struct) -> Struct:
     row = Struct(error_code=NO_CLUSTER, error_message=_MESSAGE, matching_acls=[])
     return Struct(filter_results=[row] * len(request.filters))
+
+
+def _altered_no_users(_asked: Asked, request: Struct) -> Work[Struct]:
+    names = dict.fromkeys(one.name for one in (*request.deletions, *request.upsertions))
+    code = NO_CLUSTER
+    rows = yield from in_turns(
+        names, lambda name: Struct(user=name, error_code=code, error_message=_MESSAGE)
+    )
+    return Struct(results=rows)
 
 
 # ---- topics and their partitions ----
@@ -843,6 +856,8 @@ GUARDS: Final[dict[ApiKey, Guard]] = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: _of_cluster(_explained),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: _of_cluster(_explained),
     ApiKey.OFFSET_DELETE: _offset_delete,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _of_cluster(_explained),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _of_cluster(_altered_no_users),
     ApiKey.DESCRIBE_QUORUM: _of_cluster(_explained_from(2)),
     ApiKey.UPDATE_FEATURES: _of_cluster(_explained),
     ApiKey.DESCRIBE_CLUSTER: _describe_cluster,
@@ -854,4 +869,4 @@ GUARDS: Final[dict[ApiKey, Guard]] = {
     ApiKey.LIST_TRANSACTIONS: _list_transactions,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
 }
-"""Produce and Fetch have theirs in `record_guards.py`; ApiVersions needs none."""
+"""Produce and Fetch have theirs in `record_guards.py`; ApiVersions and those of SASL need none."""

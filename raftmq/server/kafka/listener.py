@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import resource
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeAlias
@@ -24,6 +24,7 @@ from raftmq.logs import RateLimitedLog
 from raftmq.runtime.certificates import subject
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.tls import TlsSocket
+from raftmq.server.kafka.authentication import Authentication, Authenticator
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.connection import Begin, Connection, Shared, TlsConnection
 from raftmq.server.kafka.counts import ServerCounts
@@ -97,14 +98,17 @@ class ClientPort:
         memory: RequestMemory,
         budget: LoopBudget,
         pause: Callable[[float], Awaitable[None]],
+        authenticators: Mapping[str, Authenticator] | None = None,
     ) -> None:
-        """`pause` waits for about so many seconds, between two looks at all connections."""
+        """`pause` waits for about so many seconds, between two looks at all connections.
+        `authenticators`: of the listeners with SASL, by name."""
         self.limits = limits
         self.metrics = metrics
         self.shared = Shared(begin, limits, metrics, ReplyBatch(drains), memory, budget)
         self.connections: dict[int, Connection] = {}
         self.handshakes = Handshakes(metrics, self.shared.failed)
         self._hosts: dict[str, int] = {}  # open and half open ones by the address they came from
+        self._authenticators = {} if authenticators is None else authenticators
         self._next_id = 0
         self._pause = pause
         self._accepting = trio.CancelScope()
@@ -282,6 +286,9 @@ class ClientPort:
         connection_id = self._next_id
         # What raises here leaves nothing behind; what comes later costs the connection.
         connection = connect(partial(self._closed, connection_id, caller.host), caller)
+        authenticator = self._authenticators.get(caller.listener)
+        if authenticator is not None:
+            connection.authentication = Authentication(authenticator, connection)
         self.connections[connection_id] = connection
         self.metrics.connections += 1
         self.metrics.connections_accepted += 1

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.leader_waits import Hold
 
@@ -23,6 +24,8 @@ class ClientConnection(Protocol):
     hold: Hold
     caller: Caller
     """Who its requests come from, at the moment."""
+    authentication: Authentication | None
+    """How it authenticates; None where its listener has no SASL."""
 
 
 @frozen(slots=True, eq=False)

@@ -177,6 +177,17 @@ ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
             "topics": [{"topic_name": "t", "partitions": [{"partition_index": n} for n in NUMBERS]}]
         },
     },
+    ApiKey.SASL_HANDSHAKE: {"text": lambda: {"mechanism": "m" * 30_000}},
+    ApiKey.SASL_AUTHENTICATE: {"token": lambda: {"auth_bytes": b"t" * 900_000}},
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: {
+        "unknown": lambda: {"users": [{"name": name} for name in NAMES[:90_000]]}
+    },
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: {
+        "many": lambda: {
+            "deletions": [{"name": name, "mechanism": 1} for name in NAMES[:90_000]],
+            "upsertions": [],
+        }
+    },
     ApiKey.UPDATE_FEATURES: {
         "many": lambda: {
             "feature_updates": [

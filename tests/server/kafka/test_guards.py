@@ -48,6 +48,7 @@ LEAVE_GROUP Read Group
 SYNC_GROUP Read Group
 DESCRIBE_GROUPS Describe Group
 LIST_GROUPS Describe Cluster, Describe Group
+SASL_HANDSHAKE
 API_VERSIONS
 CREATE_TOPICS Create Cluster, Create Topic
 DELETE_TOPICS Delete Topic
@@ -65,6 +66,7 @@ DELETE_ACLS Alter Cluster
 DESCRIBE_CONFIGS DescribeConfigs Cluster, DescribeConfigs Topic
 ALTER_CONFIGS AlterConfigs Cluster, AlterConfigs Topic
 DESCRIBE_LOG_DIRS Describe Cluster
+SASL_AUTHENTICATE
 CREATE_PARTITIONS Alter Topic
 DELETE_GROUPS Delete Group
 ELECT_LEADERS Alter Cluster
@@ -72,6 +74,8 @@ INCREMENTAL_ALTER_CONFIGS AlterConfigs Cluster, AlterConfigs Topic
 ALTER_PARTITION_REASSIGNMENTS Alter Cluster
 LIST_PARTITION_REASSIGNMENTS Describe Cluster
 OFFSET_DELETE Delete Group, Read Topic
+DESCRIBE_USER_SCRAM_CREDENTIALS Describe Cluster
+ALTER_USER_SCRAM_CREDENTIALS Alter Cluster
 DESCRIBE_QUORUM Describe Cluster
 UPDATE_FEATURES Alter Cluster
 DESCRIBE_CLUSTER Describe Cluster
@@ -82,6 +86,8 @@ DESCRIBE_TOPIC_PARTITIONS Describe Topic
 """
 """Kafka's "Operations and Resources on Protocols"; of ELECT_LEADERS, DESCRIBE_QUORUM and the Alter
 of WRITE_TXN_MARKERS what its broker asks for."""
+FREE = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+"""What whoever wants to authenticate asks first."""
 LESS = {
     (ApiKey.PRODUCE, "IdempotentWrite", "Cluster"),  # not asked for since Kafka 3.0 (KIP-679)
     (ApiKey.FETCH, "ClusterAction", "Cluster"),  # replicas of raftmq do not use Fetch
@@ -113,7 +119,7 @@ def test_needs_are_those_of_kafkas_documentation() -> None:
     }
     assert ours == (documented - LESS) | MORE
     assert set(NEEDS) == set(ANNOUNCED)
-    unguarded = {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.API_VERSIONS}
+    unguarded = {ApiKey.PRODUCE, ApiKey.FETCH, *FREE}
     assert set(GUARDS) == set(NEEDS) - unguarded
 
 
@@ -316,6 +322,13 @@ def _of_operators(name: str, topic_id: UUID | None) -> dict[ApiKey, dict[str, An
         ApiKey.DESCRIBE_QUORUM: {
             "topics": [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
         },
+        ApiKey.SASL_HANDSHAKE: {"mechanism": "PLAIN"},
+        ApiKey.SASL_AUTHENTICATE: {"auth_bytes": b"x"},
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: {"users": [{"name": name}]},
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS: {
+            "deletions": [{"name": name, "mechanism": 1}],
+            "upsertions": [],
+        },
         ApiKey.UPDATE_FEATURES: {"feature_updates": [], "timeout": 10},
         ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
         ApiKey.DESCRIBE_PRODUCERS: {"topics": [{"name": name, "partition_indexes": [0]}]},
@@ -385,12 +398,12 @@ VERSIONS = [
     for version in range(3 if api is ApiKey.PRODUCE else low, high + 1)
 ]
 SILENT = {
-    ApiKey.API_VERSIONS,
+    *FREE,
     ApiKey.LIST_GROUPS,
     ApiKey.DESCRIBE_CLUSTER,
     ApiKey.LIST_TRANSACTIONS,
 }
-"""These leave out what is not to be seen, and refuse nothing."""
+"""These leave out what is not to be seen, or need nothing; they refuse nothing."""
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ NO_RESOURCE = {
     "replica_moves_max",  # a pace
     "metrics_partitions_max",  # the detail of a page
     "metrics_groups_max",
+    "sasl_session_ms_max",  # a time
 }
 
 

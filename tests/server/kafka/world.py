@@ -169,7 +169,9 @@ def context_of(
 ) -> RequestContext:
     """Of a request whose handler is called by a test."""
     caller = Caller(host=host)
-    connection: Any = SimpleNamespace(peer=f"{host}:5555", hold=Hold(), caller=caller)
+    connection: Any = SimpleNamespace(
+        peer=f"{host}:5555", hold=Hold(), caller=caller, authentication=None
+    )
     return RequestContext(connection, int(api), version, 1, client_id, caller, 0.0)
 
 
@@ -212,6 +214,7 @@ class World:
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
         self.connection: Any = SimpleNamespace(
+            authentication=None,
             peer="10.0.0.9:5555",
             on_close={},
             hold=Hold(),

@@ -10,16 +10,17 @@ what it finally answers was read at that moment, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Concatenate, Final, ParamSpec
 from uuid import UUID
 
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.credentials import masked
 from raftmq.partition.parked import Deadline
 from raftmq.partition.partition import FIRST_EPOCH, Partition
-from raftmq.partition.ports import NO_OFFSET
+from raftmq.partition.ports import NO_OFFSET, FileSpan
 from raftmq.ports import Runnable
 from raftmq.promise import Promise
 from raftmq.protocol.fetch import (
@@ -29,7 +30,9 @@ from raftmq.protocol.fetch import (
     FetchRequest,
     FetchResponse,
     FetchTopicResponse,
+    pieces_size,
 )
+from raftmq.records import split_batches, sum_anew
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.fetch_sessions import FetchContext, TopicKey, Wanted
 from raftmq.server.kafka.request_context import RequestContext
@@ -42,6 +45,8 @@ LEADER_HINTS_FROM: Final = 12
 ENDPOINTS_FROM: Final = 16
 MAX_WAIT_MS_MAX: Final = 300_000
 READ_COMMITTED: Final = 1
+MASKED_BYTES_MAX: Final = 1 << 20
+"""Of the metadata log in one answer, which is read and looked through on the loop."""
 BYTES_MAX: Final = 64 << 20
 """Most bytes of one answer, whatever the client allows; it asks for more at once."""
 COLD_ROUNDS_MAX: Final = 4
@@ -173,9 +178,9 @@ class Reading:
             answer = self.read_one(wanted, left)
             self.answers.append((wanted, answer))
             if answer.records:
-                for span in answer.records:
-                    left -= span.size
-                    self.size += span.size
+                size = pieces_size(answer.records)
+                left -= size
+                self.size += size
 
     def not_leading(self, place: int) -> None:
         """The leader that was asked beyond its log's end turns out to have been replaced."""
@@ -278,6 +283,8 @@ class Reading:
         self.partitions.append((found, request.fetch_offset))
         self._ends.append(self._end_of(found))
         is_first = self.size == 0
+        if found.is_internal:
+            left = min(left, MASKED_BYTES_MAX)
         result = found.read(
             Offset(request.fetch_offset),
             min(request.partition_max_bytes, left),
@@ -308,7 +315,7 @@ class Reading:
             if self._committed_only
             else None,
             -1,
-            result.spans,
+            _masked(result.spans) if found.is_internal else result.spans,
         )
         if result.diverging is not None:
             self.is_urgent = True
@@ -332,6 +339,20 @@ class Reading:
             name, topic_id = named(wanted)
             answer.current_leader = self._broker.leader_hint(name, topic_id, request.partition)
         return answer
+
+
+def _masked(spans: Sequence[FileSpan]) -> list[bytearray]:
+    """Batches of the metadata log without secrets of users. What is masked keeps its length, so
+    only the sums of the batches are other ones."""
+    pieces = []
+    for span in spans:
+        data = span.file.pread(span.size, span.position)
+        piece = bytearray(masked(data))
+        if piece != data:
+            for _, batch in split_batches(piece):
+                sum_anew(batch)
+        pieces.append(piece)
+    return pieces
 
 
 def named(wanted: Wanted) -> tuple[str | None, UUID | None]:

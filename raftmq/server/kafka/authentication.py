@@ -1,0 +1,531 @@
+"""How clients of a listener with SASL authenticate: the states of a connection, and what all of
+them share.
+
+Before it is authenticated a connection is asked for nothing but ApiVersions, SaslHandshake and
+SaslAuthenticate; whatever else comes ends it. A handshake of version 0 is followed by bare tokens
+in frames without a header. An exchange that fails is answered after a delay, and the connection
+ends with that answer. A session may end in time: then the client authenticates again on the same
+connection (KIP-368), by the same mechanism and as the same principal, or loses it at its next
+request.
+
+Work that takes milliseconds (salting a password) is done by workers, two at a time at most, so that
+strangers who guess passwords hold up nothing else that workers do.
+
+Nothing here tells a client, or writes down, why an exchange failed but in the log of this node, and
+there no name that is no user's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+
+import structlog
+from attrs import evolve, frozen
+
+from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.logs import RateLimitedLog
+from raftmq.metadata.image import MetadataImage, UsersImage
+from raftmq.partition.parked import Deadlines
+from raftmq.ports import Clock
+from raftmq.promise import Promise
+from raftmq.protocol import ApiKey
+from raftmq.runtime.threads import WorkerPool
+from raftmq.sasl.exchange import (
+    TOKEN_BYTES_MAX,
+    Answer,
+    AuthenticationFailedError,
+    Exchange,
+    Step,
+)
+from raftmq.sasl.plain import PlainExchange
+from raftmq.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange, ScramMechanism
+from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.counts import ServerCounts
+
+PLAIN: Final = "PLAIN"
+MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
+"""All that can be switched on."""
+REAUTHENTICATE_AGAIN_MS: Final = 1_000
+"""A client authenticates again once in so long at most (as in Kafka)."""
+WORKERS_MAX: Final = 2
+WAITING_MAX: Final = 256
+"""Exchanges that wait for a worker; beyond it they fail."""
+SECRET_BYTES: Final = 32
+NONCE_BYTES: Final = 24
+_OFFERED_BEFORE: Final = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+_FRAMED_FROM: Final = 1
+"""The first version of SaslHandshake after which tokens come in requests."""
+
+_log = RateLimitedLog(structlog.get_logger("raftmq.security"))
+
+
+@frozen(slots=True, kw_only=True)
+class SaslSettings:
+    """How clients may authenticate.
+
+    Attributes:
+        mechanisms: those that are offered, by Kafka's names.
+        session_ms_max: how long a session lasts (connections.max.reauth.ms); 0: for ever.
+        failure_delay_ms: how long a client waits for the answer to a failure.
+        timeout_ms: how long a client may take until it has authenticated.
+    """
+
+    mechanisms: tuple[str, ...]
+    session_ms_max: int = 0
+    failure_delay_ms: int = 100
+    timeout_ms: int = 30_000
+
+
+class AuthenticatedConnection(Protocol):
+    """What an authentication does to its connection."""
+
+    peer: str
+    caller: Caller
+
+    def finish(self) -> None:
+        """Begin no more requests, answer those in hand, hang up."""
+        ...
+
+    def broken(self) -> None:
+        """Hang up soon, without an answer to what is in hand."""
+        ...
+
+
+class Authenticator:
+    """What the connections of listeners with SASL share."""
+
+    def __init__(
+        self,
+        settings: SaslSettings,
+        users: Callable[[], UsersImage],
+        *,
+        workers: WorkerPool,
+        deadlines: Deadlines,
+        clock: Clock,
+        counts: ServerCounts,
+        make_nonce: Callable[[], str] = partial(secrets.token_urlsafe, NONCE_BYTES),
+    ) -> None:
+        self.settings = settings
+        self.deadlines = deadlines
+        self.clock = clock
+        self.counts = counts
+        self._users = users
+        self._workers = workers
+        self._make_nonce = make_nonce
+        self._secret = secrets.token_bytes(SECRET_BYTES)  # until the cluster has one
+        self._waiting: deque[tuple[Callable[[], Answer], Promise[Answer]]] = deque()
+        self._working = 0
+        self._sessions: dict[int, Authentication] = {}
+
+    def exchange(self, mechanism: str) -> Exchange:
+        """Begin an exchange by a mechanism that is offered."""
+        secret = self._users().secret or self._secret
+        if mechanism == PLAIN:
+            return PlainExchange(self._find, secret)
+        scram = SCRAM_MECHANISMS[mechanism]
+        return ScramExchange(scram, self._find, secret, self._make_nonce())
+
+    def _find(self, user: str, mechanism: ScramMechanism) -> ScramCredential | None:
+        return self._users().get(user, mechanism.number)
+
+    def has(self, user: str) -> bool:
+        """True while there is such a user."""
+        return user in self._users().credentials
+
+    # ---- work ----
+
+    def work(self, job: Callable[[], Answer]) -> Promise[Answer]:
+        """Do it in a worker; fails with what it raises."""
+        promise: Promise[Answer] = Promise()
+        if len(self._waiting) >= WAITING_MAX:
+            promise.fail(AuthenticationFailedError("too many wait for a worker"))
+            return promise
+        self._waiting.append((job, promise))
+        self._work_on()
+        return promise
+
+    def _work_on(self) -> None:
+        while self._waiting and self._working < WORKERS_MAX:
+            job, promise = self._waiting.popleft()
+            self._working += 1
+            self._workers.submit(job).when_done(partial(self._worked, promise))
+
+    def _worked(self, promise: Promise[Answer], done: Promise[Answer]) -> None:
+        self._working -= 1
+        try:
+            if done.error is None:
+                promise.resolve(done.result())
+            else:
+                promise.fail(done.error)
+        finally:
+            self._work_on()
+
+    # ---- sessions ----
+
+    def began(self, session: Authentication) -> None:
+        """A connection authenticated."""
+        self._sessions[id(session)] = session
+
+    def ended(self, session: Authentication) -> None:
+        """A connection is closed."""
+        self._sessions.pop(id(session), None)
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """End the sessions of users that are no more."""
+        if before.users.credentials is after.users.credentials:
+            return
+        gone = {user for user in before.users.credentials if user not in after.users.credentials}
+        if not gone:
+            return
+        for session in list(self._sessions.values()):
+            if session.user in gone:
+                _log.info("session ended: its user was deleted", peer=session.peer)
+                session.end()
+
+
+class AuthenticationState(Enum):
+    """What a connection with SASL waits for."""
+
+    HANDSHAKE = "the client has to name a mechanism"
+    EXCHANGE = "the client's next token, in a request"
+    BARE_EXCHANGE = "the client's next token, in a frame of its own"
+    WORK = "a worker, or the delay after a failure"
+    AUTHENTICATED = "it is served"
+
+
+_State = AuthenticationState
+NEXT: Final[Mapping[AuthenticationState, frozenset[AuthenticationState]]] = {
+    _State.HANDSHAKE: frozenset({_State.EXCHANGE, _State.BARE_EXCHANGE, _State.WORK}),
+    _State.EXCHANGE: frozenset({_State.EXCHANGE, _State.WORK, _State.AUTHENTICATED}),
+    _State.BARE_EXCHANGE: frozenset({_State.BARE_EXCHANGE, _State.WORK, _State.AUTHENTICATED}),
+    _State.WORK: frozenset(
+        {_State.EXCHANGE, _State.BARE_EXCHANGE, _State.WORK, _State.AUTHENTICATED}
+    ),
+    _State.AUTHENTICATED: frozenset({_State.EXCHANGE, _State.BARE_EXCHANGE, _State.WORK}),
+}
+"""All ways from one state to another; only `Authentication._become` takes them."""
+
+
+@frozen(slots=True)
+class _Failure:
+    """An exchange that failed, with what its client is told."""
+
+    told: str
+
+
+class Authentication:
+    """Of one connection."""
+
+    __slots__ = (
+        "_authenticator",
+        "_connection",
+        "_exchange",
+        "_expires_ms",
+        "_gives_up_ms",
+        "_is_bare",
+        "_is_over",
+        "_mechanism",
+        "_reauthenticated_ms",
+        "has_failed",
+        "state",
+        "user",
+    )
+
+    def __init__(self, authenticator: Authenticator, connection: AuthenticatedConnection) -> None:
+        self._authenticator = authenticator
+        self._connection = connection
+        self._exchange: Exchange | None = None
+        self._expires_ms: float | None = None
+        settings = authenticator.settings
+        self._gives_up_ms = authenticator.clock.monotonic_ms() + settings.timeout_ms
+        self._is_bare = False
+        self._is_over = False
+        self._mechanism = ""
+        self._reauthenticated_ms = 0.0
+        self.has_failed = False
+        self.state = AuthenticationState.HANDSHAKE
+        self.user: str | None = None
+        """The one that was proved first; it stays the same."""
+
+    @property
+    def peer(self) -> str:
+        """Address and port of the client."""
+        return self._connection.peer
+
+    @property
+    def is_bare(self) -> bool:
+        """True while tokens come in frames without a header."""
+        return self.state is AuthenticationState.BARE_EXCHANGE or (
+            self._is_bare and self.state is AuthenticationState.WORK
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """True once the client has authenticated, also while it does so again."""
+        return self.user is not None
+
+    def is_too_slow(self) -> bool:
+        """True when the client should have authenticated by now."""
+        return self.user is None and (self._authenticator.clock.monotonic_ms() >= self._gives_up_ms)
+
+    def _become(self, state: AuthenticationState) -> None:
+        assert state in NEXT[self.state], f"SASL goes from {self.state.name} to {state.name}"
+        self.state = state
+
+    def end(self) -> None:
+        """Hang up: nothing that was asked for is answered any more."""
+        self._is_over = True
+        self._connection.broken()
+
+    def closed(self) -> None:
+        """The connection is gone."""
+        self._is_over = True
+        self._authenticator.ended(self)
+
+    # ---- what may come ----
+
+    def check_frame(self, size: int) -> None:
+        """Judge a frame by its size alone, as long as a stranger may have sent it.
+
+        Raises:
+            RemoteProtocolError: it is too large.
+        """
+        if self.user is None and size > TOKEN_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"a frame of {size} bytes from a client that has not authenticated"
+            )
+
+    def check(self, api_key: int) -> None:
+        """Refuse a request whose time has not come, or is over.
+
+        Raises:
+            RemoteProtocolError: the connection is to be closed.
+        """
+        if self.state is AuthenticationState.AUTHENTICATED and not self._is_over:
+            if self._expires_ms is None or api_key == ApiKey.SASL_HANDSHAKE:
+                return
+            if self._authenticator.clock.monotonic_ms() < self._expires_ms:
+                return
+            self._authenticator.counts.authentication(self._mechanism, "expired")
+            raise RemoteProtocolError("its session has ended, and it did not authenticate again")
+        if self.state is AuthenticationState.WORK or self._is_over:
+            raise RemoteProtocolError("a request before the answer to its authentication")
+        is_again = self.state is AuthenticationState.EXCHANGE and api_key != _OFFERED_BEFORE[2]
+        if api_key not in _OFFERED_BEFORE or is_again:
+            raise RemoteProtocolError(f"API {api_key} before it has authenticated")
+
+    # ---- requests ----
+
+    def handshake(self, version: int, mechanism: str) -> dict[str, Any] | Promise[dict[str, Any]]:
+        """Answer SaslHandshake."""
+        offered = list(self._authenticator.settings.mechanisms)
+        if self.state is AuthenticationState.AUTHENTICATED and not self._may_begin_again():
+            return {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": []}
+        if mechanism not in offered:
+            self._count("unknown", "failed")
+            _log.warning("authentication failed", peer=self.peer, why="an unknown mechanism")
+            return self._later(
+                {"error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered}
+            )
+        if self.user is not None and mechanism != self._mechanism:
+            self._exchange = _BadMechanism(mechanism, self._mechanism)
+        else:
+            self._mechanism = mechanism
+            self._exchange = self._authenticator.exchange(mechanism)
+        self._is_bare = version < _FRAMED_FROM
+        self._become(
+            AuthenticationState.BARE_EXCHANGE if self._is_bare else AuthenticationState.EXCHANGE
+        )
+        return {"error_code": ErrorCode.NONE, "mechanisms": offered}
+
+    def _may_begin_again(self) -> bool:
+        if self._expires_ms is None:
+            return False
+        now_ms = self._authenticator.clock.monotonic_ms()
+        last_ms, self._reauthenticated_ms = self._reauthenticated_ms, now_ms
+        return not last_ms or now_ms - last_ms >= REAUTHENTICATE_AGAIN_MS
+
+    def authenticate(self, token: bytes) -> dict[str, Any] | Promise[dict[str, Any]]:
+        """Answer SaslAuthenticate."""
+        if self.state is AuthenticationState.AUTHENTICATED:
+            return _answer(
+                ErrorCode.ILLEGAL_SASL_STATE,
+                "SaslAuthenticate request received after successful authentication",
+            )
+        if self.state is not AuthenticationState.EXCHANGE:
+            why = "SaslAuthenticate request received before a SaslHandshake"
+            return self._later(_answer(ErrorCode.ILLEGAL_SASL_STATE, why))
+        return _translated(self._step(token))
+
+    def bare_token(self, token: bytes) -> bytes | Promise[bytes | None] | None:
+        """Answer a token without a header; None ends the connection."""
+        if self.state is not AuthenticationState.BARE_EXCHANGE:
+            raise RemoteProtocolError("a token before the answer to the last one")
+        said: bytes | Promise[bytes | None] | None = _mapped(self._step(token), _bare)
+        return said
+
+    # ---- the exchange ----
+
+    def _step(self, token: bytes) -> _Said | Promise[_Said]:
+        exchange = self._exchange
+        assert exchange is not None, "begun by the handshake"
+        try:
+            step: Step = exchange.step(token)
+            if isinstance(step, Answer):
+                return self._take(step)
+        except AuthenticationFailedError as error:
+            return self._failed(error)
+        self._become(AuthenticationState.WORK)
+        said: Promise[_Said] = Promise()
+
+        def worked(done: Promise[Answer]) -> None:
+            error = done.error
+            if error is None:
+                try:
+                    said.resolve(self._take(done.result()))
+                    return
+                except AuthenticationFailedError as failure:
+                    error = failure
+            if isinstance(error, AuthenticationFailedError):
+                self._failed(error).when_done(lambda one: said.resolve(one.result()))
+            else:
+                said.fail(error)
+
+        self._authenticator.work(step).when_done(worked)
+        return said
+
+    def _take(self, answer: Answer) -> _Said:
+        if answer.user is None:
+            self._become(
+                AuthenticationState.BARE_EXCHANGE if self._is_bare else AuthenticationState.EXCHANGE
+            )
+            return answer.token, 0
+        is_again = self.user is not None
+        if is_again and answer.user != self.user:
+            raise AuthenticationFailedError(
+                "another principal than before",
+                self.user,
+                told="Cannot change principals during re-authentication from "
+                f"User.{self.user}: User.{answer.user}",
+            )
+        if not self._authenticator.has(answer.user):
+            raise AuthenticationFailedError("the user was deleted meanwhile", answer.user)
+        lifetime_ms = self._lifetime_ms(answer)
+        now_ms = self._authenticator.clock.monotonic_ms()
+        self._expires_ms = None if lifetime_ms is None else now_ms + lifetime_ms
+        self._exchange = None
+        self._become(AuthenticationState.AUTHENTICATED)
+        self._count(self._mechanism, "again" if is_again else "done")
+        if not is_again:
+            self.user = answer.user
+            connection = self._connection
+            connection.caller = evolve(connection.caller, principal=f"User:{answer.user}")
+            if not self._is_over:
+                self._authenticator.began(self)
+        return answer.token, lifetime_ms or 0
+
+    def _lifetime_ms(self, answer: Answer) -> int | None:
+        settings, clock = self._authenticator.settings, self._authenticator.clock
+        lifetimes = [settings.session_ms_max] if settings.session_ms_max else []
+        if answer.expires_ms is not None:
+            lifetimes.append(max(0, answer.expires_ms - int(clock.wall_ms())))
+        return min(lifetimes, default=None)
+
+    def _failed(self, error: AuthenticationFailedError) -> Promise[_Said]:
+        self._count(self._mechanism, "failed")
+        _log.warning(
+            "authentication failed",
+            peer=self.peer,
+            mechanism=self._mechanism,
+            user=error.user,
+            why=error.reason,
+        )
+        kind = "authentication" if self.user is None else "re-authentication"
+        told = error.told or (
+            f"Authentication failed during {kind} due to invalid credentials with SASL mechanism "
+            f"{self._mechanism}"
+        )
+        return self._later(_Failure(told))
+
+    def _later(self, answer: Any) -> Promise[Any]:
+        """An answer after the delay, with which the connection ends."""
+        if self.state is not AuthenticationState.WORK:
+            self._become(AuthenticationState.WORK)
+        self._is_over = self.has_failed = True
+        self._exchange = None
+        promise: Promise[Any] = Promise()
+
+        def answered() -> None:
+            promise.resolve(answer)
+
+        self._authenticator.deadlines.after(self._authenticator.settings.failure_delay_ms, answered)
+        self._connection.finish()
+        return promise
+
+    def _count(self, mechanism: str, outcome: str) -> None:
+        self._authenticator.counts.authentication(mechanism, outcome)
+
+
+_Said = tuple[bytes, int] | _Failure
+"""The next token and the session's lifetime in milliseconds, or a failure."""
+
+
+class _BadMechanism:
+    """Of a client that wants to authenticate again by another mechanism."""
+
+    def __init__(self, wanted: str, before: str) -> None:
+        self._told = (
+            f"SASL mechanism '{wanted}' requested by client is not supported for "
+            f"re-authentication of mechanism '{before}'"
+        )
+
+    def step(self, _token: bytes) -> Step:
+        """Fail."""
+        raise AuthenticationFailedError("another mechanism than before", told=self._told)
+
+
+def _mapped(value: Any, read: Callable[[Any], Any]) -> Any:
+    """`read` of a value, or a promise of it."""
+    if not isinstance(value, Promise):
+        return read(value)
+    promise: Promise[Any] = Promise()
+
+    def settled(done: Promise[Any]) -> None:
+        if done.error is None:
+            promise.resolve(read(done.result()))
+        else:
+            promise.fail(done.error)
+
+    value.when_done(settled)
+    return promise
+
+
+def _bare(said: _Said) -> bytes | None:
+    return None if isinstance(said, _Failure) else said[0]
+
+
+def _translated(said: _Said | Promise[_Said]) -> dict[str, Any] | Promise[dict[str, Any]]:
+    answer: dict[str, Any] | Promise[dict[str, Any]] = _mapped(said, _read_said)
+    return answer
+
+
+def _read_said(said: _Said) -> dict[str, Any]:
+    if isinstance(said, _Failure):
+        return _answer(ErrorCode.SASL_AUTHENTICATION_FAILED, said.told)
+    return _answer(ErrorCode.NONE, None, *said)
+
+
+def _answer(
+    code: ErrorCode, message: str | None, token: bytes = b"", lifetime_ms: int = 0
+) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "error_message": message,
+        "auth_bytes": token,
+        "session_lifetime": lifetime_ms,
+    }

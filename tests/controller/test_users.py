@@ -1,0 +1,94 @@
+"""Plans of changes of users: Kafka's rules, user by user."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from immutables import Map
+
+from raftmq.controller.users import plan_users
+from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import AlterUsersCall, UserRequest
+from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage, UsersImage
+from raftmq.sasl.scram import ScramCredential
+
+
+def image_at(level: int = 5) -> MetadataImage:
+    known = Map({"known": Map({1: ScramCredential(b"s", b"k", b"v", 4096)})})
+    users = UsersImage(known, b"secret")
+    return evolve(EMPTY_IMAGE, features=Map({RAFTMQ_LEVEL: level}), users=users)
+
+
+def upsertion(user: str, **changes: object) -> UserRequest:
+    fields: dict[str, object] = {
+        "mechanism": 1,
+        "iterations": 4096,
+        "salt": b"s",
+        "stored_key": bytes(32),
+        "server_key": bytes(32),
+    }
+    return UserRequest(user=user, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def deletion(user: str, mechanism: int = 1) -> UserRequest:
+    return UserRequest(user=user, mechanism=mechanism, is_deleted=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "message"),
+    [
+        (upsertion(""), ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"),
+        (upsertion("u" * 257), ErrorCode.UNACCEPTABLE_CREDENTIAL, "not be longer than 256"),
+        (upsertion("u", mechanism=0), ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM"),
+        (upsertion("u", mechanism=3), ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM"),
+        (upsertion("u", iterations=4095), ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"),
+        (upsertion("u", iterations=16385), ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iter"),
+        (upsertion("u", salt=b""), ErrorCode.UNACCEPTABLE_CREDENTIAL, "A salt has 1 to 1024"),
+        (upsertion("u", salt=bytes(1025)), ErrorCode.UNACCEPTABLE_CREDENTIAL, "A salt has"),
+        (upsertion("u", stored_key=b""), ErrorCode.UNACCEPTABLE_CREDENTIAL, "has 32 bytes"),
+        (upsertion("u", mechanism=2), ErrorCode.UNACCEPTABLE_CREDENTIAL, "has 64 bytes"),
+        (deletion("other"), ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential"),
+        (deletion("known", 2), ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete"),
+        (deletion(""), ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"),
+    ],
+)
+def test_what_is_refused(request_: UserRequest, code: ErrorCode, message: str) -> None:
+    command, rows = plan_users(image_at(), AlterUsersCall(users=(request_, upsertion("fine"))))
+    assert [row.name for row in rows] == [request_.user, "fine"]
+    assert rows[0].code is code
+    assert message in str(rows[0].message)
+    assert rows[1].code is ErrorCode.NONE
+    assert command is not None
+    assert [one.user for one in command.upsertions] == ["fine"], "each user by itself"
+    alone, _ = plan_users(image_at(), AlterUsersCall(users=(request_,)))
+    assert alone is None
+
+
+def test_a_user_that_is_named_twice_fails_as_a_whole() -> None:
+    call = AlterUsersCall(users=(deletion("known"), upsertion("known", mechanism=1)))
+    command, rows = plan_users(image_at(), call)
+    assert command is None
+    assert [row.code for row in rows] == [ErrorCode.DUPLICATE_RESOURCE]
+
+
+def test_below_the_level_nobody_is_added() -> None:
+    command, rows = plan_users(image_at(4), AlterUsersCall(users=(upsertion("u"),)))
+    assert command is None
+    assert rows[0].code is ErrorCode.UNSUPPORTED_VERSION
+    assert "raftmq.level=5" in str(rows[0].message)
+
+
+def test_a_command_brings_a_secret_only_to_a_cluster_without_one() -> None:
+    call = AlterUsersCall(users=(upsertion("u"), deletion("known")), secret=b"fresh")
+    command, _ = plan_users(image_at(), call)
+    assert command is not None
+    assert command.scram_secret == b""
+    assert [one.user for one in command.deletions] == ["known"]
+    fresh, _ = plan_users(evolve(image_at(), users=UsersImage()), call)
+    assert fresh is not None
+    assert fresh.scram_secret == b"fresh"
+
+
+def test_a_call_shows_no_keys() -> None:
+    call = AlterUsersCall(users=(upsertion("u", salt=b"hidden-salt"),), secret=b"hidden")
+    assert "hidden" not in repr(call)

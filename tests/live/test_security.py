@@ -1,0 +1,191 @@
+"""Users, encryption and rights at once, met by a stock client: who comes in, what it may do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trustme
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from jepsen_like.live.cluster import free_ports
+from tests.live.harness import Cluster, wait_until
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+PASSWORDS = {"admin": "admin-secret", "alice": "alice-secret", "bob": "bob-secret"}
+WAYS = [("HIDDEN", "PLAIN"), ("HIDDEN", "SCRAM-SHA-512"), ("OPEN", "SCRAM-SHA-256")]
+
+
+class Secured:
+    """One node with a plain listener for its operator, and two that ask for SASL."""
+
+    def __init__(self, cluster: Cluster, ports: dict[str, int], ca_file: str) -> None:
+        self.cluster = cluster
+        self.ports = ports
+        self.ca_file = ca_file
+
+    def conf(self, listener: str, mechanism: str, user: str, password: str = "") -> dict[str, Any]:
+        """Of librdkafka."""
+        conf = {
+            "bootstrap.servers": f"127.0.0.1:{self.ports[listener]}",
+            "log_level": 0,
+            "security.protocol": "SASL_SSL" if listener == "HIDDEN" else "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.username": user,
+            "sasl.password": password or PASSWORDS[user],
+        }
+        return {**conf, "ssl.ca.location": self.ca_file} if listener == "HIDDEN" else conf
+
+    def run(self, *words: str) -> str:
+        done = self.cluster.run(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued = ca.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(folder / "node.key"))
+    (folder / "node.key").chmod(0o600)
+    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    (folder / "node.pem").write_bytes(chain)
+    settings = {
+        "authorizer": "acl",
+        "super_users": ["User:ANONYMOUS", "User:admin"],
+        "sasl_mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256,PLAIN",
+    }
+    cluster = Cluster(folder, nodes=1, settings=settings)
+    ports = dict(zip(("HIDDEN", "OPEN"), free_ports(2, "127.0.0.1"), strict=True))
+    tables = {
+        "HIDDEN": {
+            "address": f"127.0.0.1:{ports['HIDDEN']}",
+            "protocol": "SASL_SSL",
+            "certificate_file": str(folder / "node.pem"),
+            "key_file": str(folder / "node.key"),
+        },
+        "OPEN": {"address": f"127.0.0.1:{ports['OPEN']}", "protocol": "SASL_PLAINTEXT"},
+    }
+    cluster[1].environment["RAFTMQ_LISTENERS"] = json.dumps(tables)
+    with cluster:
+        found = Secured(cluster, ports, str(folder / "ca.pem"))
+        for user, password in PASSWORDS.items():
+            file = folder / f"{user}.txt"
+            file.write_text(password)
+            found.run("user", "create", user, "--password-file", str(file))
+        yield found
+
+
+def produced(conf: dict[str, Any], topic: str) -> KafkaError | None:
+    """What a producer is told of one record."""
+    told: list[KafkaError | None] = []
+    producer = Producer(conf)
+    producer.produce(topic, b"v", on_delivery=lambda error, _: told.append(error))
+    assert producer.flush(60) == 0
+    return told[0]
+
+
+def consumed(conf: dict[str, Any], group: str, topic: str) -> Any:
+    """The first record, or error, of a consumer."""
+    consumer = Consumer({**conf, "group.id": group, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    try:
+        found = consumer.poll(60)
+        assert found is not None
+        return found.error() or found.value()
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize(("listener", "mechanism"), WAYS)
+def test_a_user_may_do_what_rules_allow_it(secured: Secured, listener: str, mechanism: str) -> None:
+    topic = f"t-{listener}-{mechanism}"
+    secured.run("topic", "create", topic, "-p", "1")
+    alice = secured.conf(listener, mechanism, "alice")
+    assert topic not in AdminClient(alice).list_topics(timeout=60).topics
+    error = produced(alice, topic)
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    group = ["--group", topic, "--topic", topic]
+    rules = ["--allow-principal", "User:alice", "--producer", "--consumer"]
+    secured.run("acl", "create", *rules, *group)
+    assert produced(alice, topic) is None
+    assert consumed(alice, topic, topic) == b"v"
+    denied = consumed(alice, f"{topic}-other", topic)
+    assert denied.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    assert topic not in AdminClient(secured.conf(listener, mechanism, "bob")).list_topics().topics
+    secured.run("acl", "delete", "--principal", "User:alice", "--topic", topic)
+    error = produced(alice, topic)
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def refusal(conf: dict[str, Any]) -> str:
+    """What a client says that does not come in."""
+    errors: list[KafkaError] = []
+    client = AdminClient({**conf, "error_cb": errors.append})
+
+    def told() -> str:
+        client.poll(0.1)
+        codes = (KafkaError._AUTHENTICATION, KafkaError.UNSUPPORTED_SASL_MECHANISM)
+        return next((str(one) for one in errors if one.code() in codes), "")
+
+    return str(wait_until(told, 30, f"the client says so: {errors}"))
+
+
+@pytest.mark.parametrize(("listener", "mechanism"), WAYS)
+def test_a_wrong_password_lets_nobody_in(secured: Secured, listener: str, mechanism: str) -> None:
+    conf = secured.conf(listener, mechanism, "admin", "guess-7x")
+    assert "invalid credentials with SASL mechanism" in refusal(conf)
+    assert "guess-7x" not in secured.cluster[1].log_path.read_text()
+
+
+def test_a_password_is_not_taken_where_nothing_is_encrypted(secured: Secured) -> None:
+    assert "PLAIN" in refusal(secured.conf("OPEN", "PLAIN", "admin"))
+
+
+def test_only_a_super_user_makes_rules_and_users(secured: Secured) -> None:
+    rule = AclBinding(
+        ResourceType.TOPIC,
+        "b-",
+        ResourcePatternType.PREFIXED,
+        "User:bob",
+        "*",
+        AclOperation.ALL,
+        AclPermissionType.ALLOW,
+    )
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    eve = UserScramCredentialUpsertion("eve", credential, b"eves-secret")
+    bob = AdminClient(secured.conf("HIDDEN", "PLAIN", "bob"))
+    (made,) = bob.create_acls([rule]).values()
+    (changed,) = bob.alter_user_scram_credentials([eve]).values()
+    for future in (made, changed):
+        with pytest.raises(KafkaException) as caught:
+            future.result(60)
+        assert caught.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    assert "eve" not in secured.run("user", "list")
+    admin = AdminClient(secured.conf("HIDDEN", "PLAIN", "admin"))
+    (made,) = admin.create_acls([rule]).values()
+    (changed,) = admin.alter_user_scram_credentials([eve]).values()
+    made.result(60)
+    changed.result(60)
+    assert "eve" in secured.run("user", "list")
+    secured.run("acl", "why", "bob", "write", "topic:b-1")
+    secured.run("topic", "create", "b-1", "-p", "1")
+    assert produced(secured.conf("OPEN", "SCRAM-SHA-512", "bob"), "b-1") is None

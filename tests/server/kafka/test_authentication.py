@@ -1,0 +1,332 @@
+"""The states of a connection with SASL: what may come when, how it fails, how sessions end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import evolve
+from immutables import Map
+
+from raftmq.errors import ErrorCode, RemoteProtocolError
+from raftmq.metadata.image import EMPTY_IMAGE, UsersImage
+from raftmq.partition.parked import Deadlines
+from raftmq.promise import Promise
+from raftmq.protocol import ApiKey
+from raftmq.sasl.scram import SCRAM_SHA_256, credential_of, salted_password
+from raftmq.server.kafka.authentication import (
+    Authentication,
+    AuthenticationState,
+    Authenticator,
+    SaslSettings,
+)
+from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.counts import ServerCounts
+from raftmq_client import Scram
+
+DELAY_MS = 100
+
+
+class FakeClock:
+    now_ms = 1_000.0
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return int(self.now_ms)
+
+
+class FakeWorkers:
+    """Works when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Promise[Any]]] = []
+
+    def submit(self, work: Callable[[], Any]) -> Promise[Any]:
+        promise: Promise[Any] = Promise()
+        self.jobs.append((work, promise))
+        return promise
+
+    def work(self) -> None:
+        job, promise = self.jobs.pop(0)
+        try:
+            promise.resolve(job())
+        except Exception as error:  # noqa: BLE001 - as the real ones
+            promise.fail(error)
+
+
+class FakeConnection:
+    peer = "10.0.0.1:5"
+
+    def __init__(self) -> None:
+        self.caller = Caller(host="10.0.0.1", listener="SASL")
+        self.is_finished = False
+        self.is_broken = False
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+    def broken(self) -> None:
+        self.is_broken = True
+
+
+def users_of(**passwords: str) -> UsersImage:
+    credentials = Map(
+        {
+            user: Map(
+                {
+                    1: credential_of(
+                        SCRAM_SHA_256, salted_password(SCRAM_SHA_256, word, b"s", 4096), b"s", 4096
+                    )
+                }
+            )
+            for user, word in passwords.items()
+        }
+    )
+    return UsersImage(credentials, b"secret")
+
+
+USERS = users_of(alice="secret", bob="other")
+
+
+class Stage:
+    """One connection, with all that it needs."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.workers = FakeWorkers()
+        self.counts = ServerCounts()
+        self.users = USERS
+        self.deadlines = Deadlines(self.clock)  # type: ignore[arg-type]  # no more is asked
+        chosen = {"mechanisms": ("SCRAM-SHA-256", "PLAIN"), **settings}
+        self.authenticator = Authenticator(
+            SaslSettings(**chosen),
+            lambda: self.users,
+            workers=self.workers,
+            deadlines=self.deadlines,
+            clock=self.clock,  # type: ignore[arg-type]
+            counts=self.counts,
+            make_nonce=lambda: "server",
+        )
+        self.connection = FakeConnection()
+        self.sasl = Authentication(self.authenticator, self.connection)
+
+    def wait(self, ms: float) -> None:
+        self.clock.now_ms += ms
+        self.deadlines.expire(self.clock.now_ms)
+
+    def scram(self, user: str = "alice", password: str = "secret") -> Any:
+        """Both tokens of SCRAM, and the last answer."""
+        client = Scram(user, password, "SHA-256").exchange()
+        challenge = self.sasl.authenticate(next(client))
+        assert isinstance(challenge, dict)
+        return self.sasl.authenticate(client.send(challenge["auth_bytes"]))
+
+    def enter(self, user: str = "alice", password: str = "secret") -> Any:
+        handshake = self.sasl.handshake(1, "SCRAM-SHA-256")
+        assert isinstance(handshake, dict)
+        assert handshake == {"error_code": 0, "mechanisms": ["SCRAM-SHA-256", "PLAIN"]}
+        return self.scram(user, password)
+
+
+def refused(stage: Stage, api: ApiKey) -> bool:
+    try:
+        stage.sasl.check(api)
+    except RemoteProtocolError:
+        return True
+    return False
+
+
+def test_nothing_else_is_answered_before_it_is_authenticated() -> None:
+    stage = Stage()
+    served = [api for api in ApiKey if not refused(stage, api)]
+    assert served == [ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE]
+    stage.sasl.handshake(1, "PLAIN")
+    assert [api for api in ApiKey if not refused(stage, api)] == [ApiKey.SASL_AUTHENTICATE]
+    pending = stage.sasl.authenticate(b"\0alice\0secret")
+    assert isinstance(pending, Promise)
+    assert [api for api in ApiKey if not refused(stage, api)] == []
+    stage.workers.work()
+    assert pending.result()["error_code"] == ErrorCode.NONE
+    assert [api for api in ApiKey if refused(stage, api)] == []
+    assert stage.connection.caller == Caller("User:alice", "10.0.0.1", "SASL")
+    assert stage.counts.authentications == {("PLAIN", "done"): 1}
+
+
+def test_scram_needs_no_worker() -> None:
+    stage = Stage()
+    assert stage.enter()["session_lifetime"] == 0
+    assert stage.connection.caller.principal == "User:alice"
+    assert not stage.workers.jobs
+
+
+@pytest.mark.parametrize("user", ["alice", "nobody"])
+def test_a_failure_is_answered_after_a_delay_and_ends_the_connection(user: str) -> None:
+    stage = Stage()
+    answer = stage.enter(user, "wrong")
+    assert isinstance(answer, Promise)
+    assert stage.connection.is_finished, "nothing more is begun"
+    stage.wait(DELAY_MS - 1)
+    assert not answer.is_done
+    stage.wait(1)
+    told = answer.result()
+    assert told["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert told["error_message"] == (
+        "Authentication failed during authentication due to invalid credentials with SASL "
+        "mechanism SCRAM-SHA-256"
+    )
+    assert stage.connection.caller.principal == "User:ANONYMOUS"
+    assert all(refused(stage, api) for api in ApiKey)
+    assert stage.counts.authentications == {("SCRAM-SHA-256", "failed"): 1}
+
+
+def test_a_mechanism_that_is_not_offered() -> None:
+    stage = Stage(mechanisms=("SCRAM-SHA-256",))
+    answer = stage.sasl.handshake(1, "PLAIN")
+    assert isinstance(answer, Promise)
+    stage.wait(DELAY_MS)
+    assert answer.result() == {
+        "error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        "mechanisms": ["SCRAM-SHA-256"],
+    }
+    assert stage.connection.is_finished
+
+
+def test_requests_of_sasl_at_the_wrong_time() -> None:
+    stage = Stage()
+    early = stage.sasl.authenticate(b"x")
+    assert isinstance(early, Promise)
+    stage.wait(DELAY_MS)
+    assert early.result()["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
+    assert stage.connection.is_finished
+    late = Stage()
+    late.enter()
+    for answer in (late.sasl.authenticate(b"x"), late.sasl.handshake(1, "SCRAM-SHA-256")):
+        assert isinstance(answer, dict)
+        assert answer["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
+    assert not late.connection.is_finished, "it goes on as it is"
+
+
+def test_bare_tokens_after_a_handshake_of_version_0() -> None:
+    stage = Stage()
+    stage.sasl.handshake(0, "SCRAM-SHA-256")
+    assert stage.sasl.is_bare
+    client = Scram("alice", "secret", "SHA-256").exchange()
+    challenge = stage.sasl.bare_token(next(client))
+    assert isinstance(challenge, bytes)
+    verdict = stage.sasl.bare_token(client.send(challenge))
+    assert isinstance(verdict, bytes)
+    with pytest.raises(StopIteration):
+        client.send(verdict)
+    assert not stage.sasl.is_bare
+    assert stage.sasl.state is AuthenticationState.AUTHENTICATED
+    stranger = Stage()
+    stranger.sasl.handshake(0, "PLAIN")
+    pending = stranger.sasl.bare_token(b"\0alice\0x")
+    assert isinstance(pending, Promise)
+    assert stranger.sasl.is_bare
+    with pytest.raises(RemoteProtocolError):
+        stranger.sasl.bare_token(b"\0alice\0secret")
+    stranger.workers.work()
+    stranger.wait(DELAY_MS)
+    assert pending.result() is None, "the end of the connection says it"
+
+
+def test_a_session_ends_in_time_unless_the_client_authenticates_again() -> None:
+    stage = Stage(session_ms_max=5_000)
+    assert stage.enter()["session_lifetime"] == 5_000
+    stage.wait(4_000)
+    assert not refused(stage, ApiKey.PRODUCE)
+    assert stage.enter()["session_lifetime"] == 5_000
+    stage.wait(4_999)
+    assert not refused(stage, ApiKey.PRODUCE)
+    stage.wait(1)
+    assert refused(stage, ApiKey.PRODUCE)
+    assert not refused(stage, ApiKey.SASL_HANDSHAKE)
+    assert stage.counts.authentications == {
+        ("SCRAM-SHA-256", "done"): 1,
+        ("SCRAM-SHA-256", "again"): 1,
+        ("SCRAM-SHA-256", "expired"): 1,
+    }
+
+
+def test_nobody_becomes_another_one_in_the_middle() -> None:
+    stage = Stage(session_ms_max=5_000)
+    stage.enter()
+    answer = stage.enter("bob", "other")
+    assert isinstance(answer, Promise)
+    stage.wait(DELAY_MS)
+    assert "Cannot change principals during re-authentication" in answer.result()["error_message"]
+    assert stage.connection.caller.principal == "User:alice"
+    other = Stage(session_ms_max=5_000)
+    other.enter()
+    other.sasl.handshake(1, "PLAIN")
+    answer = other.sasl.authenticate(b"\0alice\0secret")
+    assert isinstance(answer, Promise)
+    other.wait(DELAY_MS)
+    assert "is not supported for re-authentication" in answer.result()["error_message"]
+
+
+def test_it_begins_again_once_a_second_at_most() -> None:
+    stage = Stage(session_ms_max=5_000)
+    stage.enter()
+    stage.enter()
+    stage.wait(999)
+    answer = stage.sasl.handshake(1, "SCRAM-SHA-256")
+    assert isinstance(answer, dict)
+    assert answer["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
+
+
+def test_a_user_that_is_deleted_loses_its_connections() -> None:
+    stage = Stage()
+    stage.enter()
+    before = evolve(EMPTY_IMAGE, users=USERS)
+    stage.users = users_of(bob="other")
+    changed = evolve(EMPTY_IMAGE, users=users_of(alice="new", bob="other"))
+    stage.authenticator.image_changed(before, changed)
+    assert not stage.connection.is_broken, "another password ends no session"
+    stage.authenticator.image_changed(changed, evolve(EMPTY_IMAGE, users=stage.users))
+    assert stage.connection.is_broken
+    assert refused(stage, ApiKey.PRODUCE)
+
+
+def test_a_user_that_is_deleted_in_the_midst_does_not_come_in() -> None:
+    stage = Stage()
+    stage.sasl.handshake(1, "PLAIN")
+    answer = stage.sasl.authenticate(b"\0alice\0secret")
+    assert isinstance(answer, Promise)
+    stage.users = users_of(bob="other")
+    stage.workers.work()
+    stage.wait(DELAY_MS)
+    assert answer.result()["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+def test_strangers_take_two_workers_at_most_and_not_for_ever() -> None:
+    stage = Stage()
+    answers = []
+    for _ in range(260):
+        sasl = Authentication(stage.authenticator, FakeConnection())
+        sasl.handshake(1, "PLAIN")
+        answers.append(sasl.authenticate(b"\0alice\0secret"))
+    assert len(stage.workers.jobs) == 2
+    stage.wait(DELAY_MS)
+    refused_now = [a for a in answers if isinstance(a, Promise) and a.is_done]
+    assert len(refused_now) == 2
+    stage.workers.work()
+    assert len(stage.workers.jobs) == 2
+
+
+def test_a_stranger_sends_no_large_frames_and_takes_no_time() -> None:
+    stage = Stage(timeout_ms=30_000)
+    stage.sasl.check_frame(512 << 10)
+    with pytest.raises(RemoteProtocolError):
+        stage.sasl.check_frame((512 << 10) + 1)
+    stage.wait(29_999)
+    assert not stage.sasl.is_too_slow()
+    stage.wait(1)
+    assert stage.sasl.is_too_slow()
+    stage.enter()
+    assert not stage.sasl.is_too_slow()
+    stage.sasl.check_frame(100 << 20)
