@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from jepsen_like.live.cluster import free_ports
+from tests.clients.programs import kafka_command
 from tests.live.harness import Cluster, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -189,3 +192,49 @@ def test_only_a_super_user_makes_rules_and_users(secured: Secured) -> None:
     secured.run("acl", "why", "bob", "write", "topic:b-1")
     secured.run("topic", "create", "b-1", "-p", "1")
     assert produced(secured.conf("OPEN", "SCRAM-SHA-512", "bob"), "b-1") is None
+
+
+@pytest.mark.kafka
+def test_kafkas_own_tools_make_rules_and_users_as_a_user(secured: Secured, tmp_path: Path) -> None:
+    """`kafka-acls.sh` and `kafka-configs.sh`, which log in by SCRAM under TLS."""
+    file = tmp_path / "client.properties"
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    file.write_text(
+        "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\n"
+        f'sasl.jaas.config={module} required username="admin" password="admin-secret";\n'
+        f"ssl.truststore.type=PEM\nssl.truststore.location={secured.ca_file}\n"
+    )
+
+    def tool(name: str, *words: str) -> str:
+        where = ["--bootstrap-server", f"127.0.0.1:{secured.ports['HIDDEN']}"]
+        command = [*kafka_command(), name, *where, "--command-config", str(file), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    acls, configs = "org.apache.kafka.tools.AclCommand", "kafka.admin.ConfigCommand"
+    password = "SCRAM-SHA-256=[password=franks-secret]"
+    frank = ("--entity-type", "users", "--entity-name", "frank")
+    tool(configs, "--alter", *frank, "--add-config", password)
+    assert "frank" in secured.run("user", "list")
+    secured.run("topic", "create", "franks-1", "-p", "1")
+    conf = {**secured.conf("OPEN", "SCRAM-SHA-256", "admin", "franks-secret")}
+    conf["sasl.username"] = "frank"
+    error = produced(conf, "franks-1")
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    rules = ("--topic", "franks-", "--resource-pattern-type", "prefixed")
+    tool(acls, "--add", "--allow-principal", "User:frank", "--producer", *rules)
+    assert produced(conf, "franks-1") is None
+    listed = tool(acls, "--list", "--principal", "User:frank")
+    assert "patternType=PREFIXED" in listed
+    assert "operation=WRITE, permissionType=ALLOW" in listed
+    deny = ("--deny-principal", "User:frank", "--operation", "Write", "--topic", "franks-1")
+    tool(acls, "--add", *deny)
+    error = produced(conf, "franks-1")
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    tool(acls, "--remove", "--force", *deny)
+    assert produced(conf, "franks-1") is None
+    tool(configs, "--alter", *frank, "--delete-config", "SCRAM-SHA-256")
+    assert "frank" not in secured.run("user", "list")
