@@ -110,6 +110,7 @@ def api_versions(*, has_sasl: bool = True) -> bytes:
     keys = [
         Struct(api_key=api, min_version=low, max_version=high)
         for api, (low, high) in ANNOUNCED.items()
+        if api not in (SASL_HANDSHAKE, SASL_AUTHENTICATE)
     ]
     keys += [
         Struct(api_key=api, min_version=0, max_version=1)
