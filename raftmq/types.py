@@ -76,3 +76,5 @@ INTERNAL_TOPICS = frozenset(
 METADATA_TOPIC_ID = TopicId(UUID(int=1))
 """Kafka reserves this id for the metadata topic (KIP-500)."""
 METADATA_GROUP = RaftGroupId(METADATA_TOPIC_ID, 0, 0)
+VIEW_SUFFIX = ".retired"
+"""How the name of a view over retired partitions ends, unless an operator gave it another one."""

@@ -22,13 +22,15 @@ from raftmq.metadata import apply_groups
 from raftmq.metadata import machine as metadata_machine
 from raftmq.metadata.commands import (
     AllocateProducerIds,
-    Claimed,
     ClaimGroup,
     CommitMany,
     DeleteTopics,
-    ProducerIds,
 )
 from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.results import (
+    Claimed,
+    ProducerIds,
+)
 from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, DeleteResult

@@ -31,7 +31,7 @@ log_app = typer.Typer(help="A node's log files.", no_args_is_help=True)
 NODE_COLUMNS: Final = ("Node", "Topic", "Partition", "State", "Finding")
 ASK_TIMEOUT_S: Final = 10.0
 VERIFY_COLUMNS: Final = ("File", "Position", "State", "Finding")
-KINDS: Final = {1: "election", 2: "membership", 3: "log start"}
+KINDS: Final = {1: "election", 2: "membership", 3: "log start", 4: "seal"}
 """Kinds of bare entries, as the Raft core numbers them."""
 
 

@@ -1,17 +1,20 @@
 """`raftmq topic ...`: create, look at, change and delete topics.
 
 Columns and settings have Kafka's names. Changes whose answer was lost end with 3, not with a second
-try: creating and deleting twice is not the same as once.
+try: creating and deleting twice is not the same as once. What becomes of partitions that a topic
+lists no more is the cluster's work; `describe` shows how far it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from raftmq.cli import completion
+from raftmq.cli.admin_port import AdminPort, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -28,9 +31,9 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.configs import nearest
 from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq.errors import ErrorCode
-from raftmq.types import TopicPartition
+from raftmq.types import VIEW_SUFFIX, TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import EARLIEST, LATEST, ConfigEntry, ResourceType
 from raftmq_client.core.metadata import TopicInfo
@@ -152,8 +155,9 @@ def describe(
         topic = admin.topic(name)
         settings = admin.describe_configs(ResourceType.TOPIC, name)
         rows = _partition_rows(admin, topic)
+        retired = _find_states(admin, name, timeout)
         if as_json:
-            show_json(_as_json(topic, settings, rows))
+            show_json({**_as_json(topic, settings, rows), "Retired": retired})
             return
         changed = [f"{s.name}={s.value}" for s in settings if s.source == "DYNAMIC_TOPIC_CONFIG"]
         out(f"Topic: {topic.name}  TopicId: {topic.topic_id or '-'}")
@@ -162,11 +166,15 @@ def describe(
             f"ReplicationFactor: {_replication_factor(topic)}  Configs: {','.join(changed) or '-'}"
         )
         show(PARTITION_COLUMNS, rows, as_json=False)
+        if retired is not None:
+            out("")
+            _show_states(retired)
         if configs:
             out("")
             show(CONFIG_COLUMNS, [_config_row(item) for item in settings], as_json=False)
 
 
+STATE_COLUMNS = ("Partition", "State", "Leader", "Replicas", "Isr", "SealedEnd")
 PARTITION_COLUMNS = (
     "Partition",
     "Leader",
@@ -279,6 +287,66 @@ def add_partitions(
 
 
 @topic_app.command()
+def shrink(
+    name: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
+    partitions: Annotated[
+        int, typer.Option("-p", "--partitions", help="So many stay listed: the first ones.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would happen, and to which groups.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where groups lose what they have not read.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Also where retention never ends what is retired.")
+    ] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Seal at once, without waiting until nobody writes.")
+    ] = False,
+    view: Annotated[
+        str, typer.Option("--view", help="Name of the view over the retired partitions.")
+    ] = "",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """List fewer partitions of a topic. The others take no more records, stay readable until their
+    retention has passed, and go.
+
+    Examples: raftmq topic shrink orders --partitions 4 --dry-run; raftmq topic shrink orders -p 4
+    """
+    with reported():
+        port = open_admin_port(bootstrap, timeout)
+        order = {
+            "topic": name,
+            "partitions": partitions,
+            "view": view,
+            "now": now,
+            "force": force,
+            "keep": keep,
+            "dry_run": dry_run,
+            "timeout_ms": round(timeout * 1000),
+        }
+        answer = port.post("/topics/shrink", order)
+        lags: dict[str, int | None] = {}
+        if answer.get("groups"):
+            with open_admin(bootstrap, timeout) as admin:
+                lags = _lags(admin, port, name, partitions, answer["groups"])
+        if as_json:
+            show_json({**answer, "lags": lags})
+        else:
+            _show_shrunk(name, answer, lags)
+        code = answer.get("code", "UNKNOWN_SERVER_ERROR")
+        if code != "NONE":
+            is_unknown = code == "REQUEST_TIMED_OUT"
+            raise CommandError(
+                f"{answer.get('message') or answer.get('error') or code} ({code})",
+                EXIT_UNKNOWN if is_unknown else EXIT_FAILED,
+            )
+
+
+@topic_app.command()
 def trim(
     name: Name,
     before: Annotated[
@@ -357,3 +425,76 @@ def _as_json(
         },
         "Partitions": [dict(zip(PARTITION_COLUMNS, row, strict=True)) for row in rows],
     }
+
+
+# ---- retired partitions ----
+
+
+def _show_shrunk(name: str, answer: Mapping[str, Any], lags: Mapping[str, int | None]) -> None:
+    for step in answer.get("steps", ()):
+        out(step)
+    for group, lag in lags.items():
+        told = "an unknown number of" if lag is None else str(lag)
+        out(f"group {group} has {told} records of them to read, and does not read the view")
+    if answer.get("code") == "NONE":
+        out(f"{answer['message']}: `raftmq topic describe {name}` shows how far it is")
+
+
+def _lags(
+    admin: Admin, port: AdminPort, name: str, partitions: int, groups: list[str]
+) -> dict[str, int | None]:
+    """How many records of the retired partitions each group has not read; None: not known."""
+    told = _states(port, name)
+    keys = {}
+    for row in told["partitions"]:
+        if row["partition"] >= partitions:
+            shown = name if row["state"] == "active" else told["view"]
+            keys[row["partition"]] = TopicPartition(shown, row["partition"])
+    ends = known_offsets(admin, keys.values(), LATEST)
+    starts = known_offsets(admin, keys.values(), EARLIEST)
+    found: dict[str, int | None] = {}
+    for group in groups:
+        committed = admin.group_offsets(group).items()
+        read = {key.partition: at for key, at in committed if key.topic in (name, told["view"])}
+        left = 0
+        is_known = all(key in ends and key in starts for key in keys.values())
+        for number, key in keys.items() if is_known else ():
+            at = read.get(number)
+            left += max(0, ends[key] - max(starts[key], 0 if at is None else at.offset))
+        found[group] = left if is_known else None
+    return found
+
+
+def _states(port: AdminPort, name: str) -> dict[str, Any]:
+    """Every partition that a topic has, with its state."""
+    told = port.get(f"/topics?name={quote(name, safe='')}")
+    return told if "partitions" in told else {"partitions": [], "gone": [], "view": None}
+
+
+def _find_states(admin: Admin, name: str, timeout_s: float) -> dict[str, Any] | None:
+    """The same, where a topic has a view of the usual name and an admin port answers; else None."""
+    try:
+        admin.topic(f"{name}{VIEW_SUFFIX}")
+        port = AdminPort.find(admin, timeout_s)
+        return None if port is None else _states(port, name)
+    except (BrokerError, CommandError):
+        return None
+
+
+def _show_states(told: Mapping[str, Any]) -> None:
+    """The partitions that are listed no more."""
+    retired = [row for row in told["partitions"] if row["state"] != "active"]
+    out(f"Retired: {len(retired)}, as {told['view']}; gone: {len(told['gone'])}")
+    rows = [
+        (
+            row["partition"],
+            row["state"],
+            row["leader"],
+            row["replicas"],
+            row["isr"],
+            row["sealed_end"],
+        )
+        for row in retired
+    ]
+    rows += [(row["partition"], "gone", None, [], [], row["end_offset"]) for row in told["gone"]]
+    show(STATE_COLUMNS, rows, as_json=False)

@@ -33,7 +33,12 @@ from raftmq.metadata.broker_messages import (
     Outcomes,
     PartitionSize,
 )
-from raftmq.metadata.commands import MoveOutcomes, NodeState, Origin, PlanMoves, PlannedMove
+from raftmq.metadata.commands import (
+    NodeState,
+    Origin,
+    PlanMoves,
+    PlannedMove,
+)
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import (
@@ -44,6 +49,7 @@ from raftmq.metadata.image import (
     all_partitions,
     present_nodes,
 )
+from raftmq.metadata.results import MoveOutcomes
 from raftmq.metadata.voters import configuration_steps
 from raftmq.ports import Clock
 from raftmq.promise import Promise
@@ -156,7 +162,9 @@ def told(image: MetadataImage, move: BalanceMove, *, with_steps: bool) -> MoveTo
     topic = image.topics[move.topic]
     steps: tuple[str, ...] = ()
     if with_steps and move.arriving:
-        steps = tuple(group_steps(image, topic, topic.partitions[move.partition], move.after))
+        partition = topic.partition(move.partition)
+        assert partition is not None, "a move is planned of what is there"
+        steps = tuple(group_steps(image, topic, partition, move.after))
     return MoveTold(
         topic=move.topic,
         partition=move.partition,
@@ -194,7 +202,7 @@ def planned_move(image: MetadataImage, move: BalanceMove) -> PlannedMove:
     return PlannedMove(
         topic_id=topic.topic_id,
         partition=move.partition,
-        creation_epoch=topic.partitions[move.partition].creation_epoch,
+        creation_epoch=topic.group_id(move.partition).creation_epoch,
         replicas=move.after,
         expected=move.before,
     )

@@ -31,6 +31,7 @@ from raftmq.controller.moves import Figures, Survey, figures
 from raftmq.controller.node_changes import Change, drain_steps, plan_change
 from raftmq.controller.replacement import plan_replacement
 from raftmq.controller.rules import plan_rules
+from raftmq.controller.shrinking import plan_shrink
 from raftmq.controller.topic_validation import (
     NO_ID,
     Settings,
@@ -62,6 +63,7 @@ from raftmq.metadata.broker_messages import (
     PlanMovesCall,
     ReplaceNodeCall,
     Reply,
+    ShrinkTopicCall,
     UpdateFeaturesCall,
 )
 from raftmq.metadata.commands import (
@@ -72,20 +74,22 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     FenceBroker,
     MembersReport,
-    MoveOutcomes,
     Origin,
     PlanMoves,
     PlannedMove,
     ReportVoters,
-    TopicOutcomes,
     UnfenceBroker,
     VotersReport,
 )
 from raftmq.metadata.config_keys import MOVES_MAX
-from raftmq.metadata.configs import broker_value
+from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
 from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
+from raftmq.metadata.results import (
+    MoveOutcomes,
+    TopicOutcomes,
+)
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId
@@ -489,9 +493,9 @@ class Controller:
         """What the newest row of a partition says of its members, if the image does not."""
         image = self._engine.image
         topic = image.topic_by_id(key[0])
-        if topic is None or key[1] >= len(topic.partitions):
+        known = None if topic is None else topic.partition(key[1])
+        if known is None:
             return None
-        known = topic.partitions[key[1]]
         row = self._leaders.of(key[0], known)
         if row is None:
             return None
@@ -584,8 +588,9 @@ class Controller:
             known = before.topics.get(name)
             if known is topic or known is None:
                 continue
-            for old, new in zip(known.partitions, topic.partitions, strict=False):
-                if old.target_version != new.target_version:
+            for new in topic.held:
+                old = known.partition(new.index)
+                if old is not None and old.target_version != new.target_version:
                     self._unreported[topic.topic_id, new.index] = None
 
     def _check_waits(self) -> None:
@@ -712,6 +717,12 @@ class Controller:
         if isinstance(request, AlterUsersCall):
             users, rows = plan_users(image, request)
             return users, lambda _result: rows
+        if isinstance(request, ShrinkTopicCall):
+            configs = effective_topic_configs(
+                image, request.name, self._node_id, self.config.static
+            )
+            shrink, rows = plan_shrink(image, request, self._topic_id(image), configs)
+            return shrink, lambda _result: rows
         assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)
 

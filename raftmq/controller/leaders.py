@@ -340,7 +340,7 @@ class LeaderBalance:
         moves: list[Move] = []
         led_since: dict[Key, tuple[int, float]] = {}
         for topic in image.topics_by_id():
-            for partition in topic.partitions:
+            for partition in topic.held:
                 row = leaders.of(topic.topic_id, partition)
                 if row is None:
                     continue
@@ -416,7 +416,7 @@ class Evacuation:
         rows = [
             row
             for topic in image.topics_by_id()
-            for partition in topic.partitions
+            for partition in topic.held
             if (row := leaders.of(topic.topic_id, partition)) is not None
         ]
         load = Counter(row.leader_id for row in rows)

@@ -34,11 +34,15 @@ from raftmq.controller.moves import (
 from raftmq.controller.replacement import next_end
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
-from raftmq.metadata.commands import AnyCommand, MoveOutcomes, Origin
+from raftmq.metadata.commands import (
+    AnyCommand,
+    Origin,
+)
 from raftmq.metadata.config_keys import MOVES_MAX, REPLACE_AFTER
 from raftmq.metadata.configs import broker_value
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_MOVES, MetadataImage
+from raftmq.metadata.results import MoveOutcomes
 from raftmq.promise import Promise
 from raftmq.types import NodeId, StorageId
 

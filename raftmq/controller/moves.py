@@ -185,19 +185,21 @@ class Survey:
             for topic_id in sorted(before.topic_names):
                 gone = before.topic_by_id(topic_id)
                 if topic_id not in after.topic_names and gone is not None:
-                    for partition in gone.partitions:
+                    for partition in gone.held:
                         self._forget((topic_id, partition.index))
         for topic in after.topics_by_id():
             old = before.topics.get(topic.name)
             if old is topic:
                 continue
-            known = old.partitions if old is not None and old.topic_id == topic.topic_id else ()
-            for partition in topic.partitions:
+            is_same = old is not None and old.topic_id == topic.topic_id
+            known = old if is_same else None
+            for partition in topic.held:
                 at = partition.index
-                if at >= len(known) or known[at] is not partition:
+                if known is None or known.partition(at) is not partition:
                     self._put((topic.topic_id, at), partition, now_ms)
-            for partition in known[len(topic.partitions) :]:
-                self._forget((topic.topic_id, partition.index))
+            for partition in () if known is None else known.held:
+                if topic.partition(partition.index) is None:
+                    self._forget((topic.topic_id, partition.index))
 
     def _put(self, key: Key, partition: PartitionImage, now_ms: float) -> None:
         self.looked_count += 1

@@ -25,7 +25,7 @@ from raftmq.metadata.image import (
     TopicImage,
     all_partitions,
 )
-from raftmq.types import NodeId, RaftGroupId, ReplicaId, TopicPartition
+from raftmq.types import LeaderEpoch, NodeId, Offset, RaftGroupId, ReplicaId, TopicPartition
 
 
 @frozen(slots=True)
@@ -36,6 +36,8 @@ class StartReplica:
         voters: the members its group began with, the same on every node.
         is_return: this node is one of those and its group has let it go since, so it is none now.
         is_first_life: its topic had no other partition of its number before.
+        begins_at: the offset with which its log begins.
+        after_epoch: its leader epochs are above this one.
     """
 
     group: RaftGroupId
@@ -45,6 +47,8 @@ class StartReplica:
     configs: Map[str, str]
     is_return: bool = False
     is_first_life: bool = True
+    begins_at: Offset = Offset(0)
+    after_epoch: LeaderEpoch = LeaderEpoch(0)
 
     @property
     def life(self) -> int:
@@ -99,8 +103,8 @@ def reconcile(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> l
     actions: list[Action] = list(_stops(before, after, node_id))
     for topic in _changed_topics(before, after):
         old = before.topic_by_id(topic.topic_id)
-        lives = {} if old is None else {(p.index, p.creation_epoch): p for p in old.partitions}
-        for partition in topic.partitions:
+        lives = {} if old is None else {(p.index, p.creation_epoch): p for p in old.held}
+        for partition in topic.held:
             previous = lives.get((partition.index, partition.creation_epoch))
             actions += _partition_actions(topic, partition, old, previous, node_id)
     if before.configs != after.configs:
@@ -110,7 +114,7 @@ def reconcile(before: MetadataImage, after: MetadataImage, node_id: NodeId) -> l
                 TopicPartition(topic.name, p.index), topic.group_id(p.index), topic.configs
             )
             for topic in after.topics_by_id()
-            for p in topic.partitions
+            for p in topic.held
             if _holds(p, node_id) and topic.group_id(p.index) not in changed
         ]
     return actions
@@ -199,6 +203,8 @@ def _start(topic: TopicImage, partition: PartitionImage, node_id: NodeId) -> Sta
         topic.configs,
         is_return=began and node_id not in partition.voters,
         is_first_life=partition.is_first_life,
+        begins_at=Offset(partition.begins_at),
+        after_epoch=LeaderEpoch(max(partition.after_epoch, 0)),
     )
 
 

@@ -24,7 +24,10 @@ from raftmq.controller.moves import Bounds, first_names, foresee
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_brokers import with_replacement
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
-from raftmq.metadata.commands import EndReplacement, ReplaceNode
+from raftmq.metadata.commands import (
+    EndReplacement,
+    ReplaceNode,
+)
 from raftmq.metadata.image import (
     MetadataImage,
     all_partitions,
@@ -203,7 +206,8 @@ def _partition_steps(image: MetadataImage, old_id: NodeId, bounds: Bounds) -> li
     for row in foreseen.moves:
         successor = row.after[row.before.index(old_id)]
         targets[successor] = targets.get(successor, 0) + 1
-        voters = image.topics[row.topic].partitions[row.partition].voters
+        partition = image.topics[row.topic].partition(row.partition)
+        voters = () if partition is None else partition.voters
         alive = sum(1 for node_id in voters if image.live_epoch(node_id) is not None)
         if alive <= len(voters) // 2:
             leaderless.append(f"{row.topic}-{row.partition}")

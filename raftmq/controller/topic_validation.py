@@ -195,14 +195,14 @@ def plan_move(
         KafkaError: with Kafka's code for what is wrong.
     """
     topic = image.topics.get(wanted.topic)
-    if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+    partition = None if topic is None else topic.partition(wanted.partition)
+    if topic is None or partition is None:
         raise KafkaError(
             f"Unable to find partition {wanted.topic}:{wanted.partition}."
             if topic is not None
             else f"Unable to find a topic named {wanted.topic}.",
             code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         )
-    partition = topic.partitions[wanted.partition]
     if wanted.replicas is None and not partition.planned and not partition.moving_from:
         raise KafkaError(
             "No partition reassignment is in progress.",
@@ -442,15 +442,13 @@ def planned_load_of(image: MetadataImage) -> Load:
         if partition.planned
         else partition.replicas
         for topic in image.topics_by_id()
-        for partition in topic.partitions
+        for partition in topic.held
     )
 
 
 def load_of(image: MetadataImage) -> Load:
     """How many replicas each broker has, of all topics."""
-    return Load(
-        partition.replicas for topic in image.topics_by_id() for partition in topic.partitions
-    )
+    return Load(partition.replicas for topic in image.topics_by_id() for partition in topic.held)
 
 
 def _manual_assignment(image: MetadataImage, new: NewTopic) -> tuple[Replicas, ...]:

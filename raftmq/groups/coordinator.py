@@ -21,7 +21,7 @@ from immutables import Map
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.model import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
-from raftmq.groups.offsets import expired_offsets, is_undated, topics_in_use
+from raftmq.groups.offsets import expired_offsets, is_undated
 from raftmq.groups.owned_groups import (
     BARRIER_INTERVAL_MS,
     COMMAND_TIMEOUT_MS,
@@ -39,6 +39,7 @@ from raftmq.metadata.commands import (
     OffsetsTransaction,
 )
 from raftmq.metadata.image import LEVEL_OF_MOVES, LEVEL_OF_TRANSACTIONS, GroupImage, OffsetMap
+from raftmq.metadata.subscriptions import topics_in_use
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
@@ -532,7 +533,12 @@ class Coordinator(OwnedGroups):
             if state is None:
                 continue
             looked += 1 + len(state.offsets)
-            expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
+            expired = expired_offsets(
+                state,
+                retention_now_ms,
+                self.config.offsets_retention_ms,
+                self._engine.image.sources(),
+            )
             is_unused = not state.members and len(expired) == len(state.offsets)
             is_due = expired or is_unused or is_undated(state)
             if not is_due or not self._is_mine(name):
@@ -551,7 +557,9 @@ class Coordinator(OwnedGroups):
         state = self._engine.image.groups.get(group.name)
         if state is None or (not group.is_quiet and not state.members):
             return Promise.resolved(ErrorCode.NONE)  # gone, or its first members are just joining
-        expired = expired_offsets(state, retention_now_ms, self.config.offsets_retention_ms)
+        expired = expired_offsets(
+            state, retention_now_ms, self.config.offsets_retention_ms, self._engine.image.sources()
+        )
         idle_ms = checked_at_ms - group.quiet_since_ms
         is_idle = group.is_quiet and idle_ms >= self.config.retention_check_ms
         if not expired and not is_undated(state) and (state.offsets or not is_idle):

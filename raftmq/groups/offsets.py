@@ -15,8 +15,7 @@ group costs the others a share of a command and no more; what waits is bounded.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -28,19 +27,21 @@ from raftmq.metadata.commands import (
     UNDATED,
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     CommittedOffset,
     ExpiredOffset,
     GroupCommand,
     OffsetsTransaction,
 )
 from raftmq.metadata.image import GroupImage
+from raftmq.metadata.results import CommitsDone
+from raftmq.metadata.subscriptions import CONSUMER_PROTOCOL, subscribed_topics, topics_in_use
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.types import TopicId
 
 OFFSETS_PER_COMMAND_MAX: Final = 2_000
 OFFSETS_WAITING_MAX: Final = 200_000
+NO_SOURCES: Final[Mapping[str, str]] = {}
 
 Settle = Callable[[ErrorCode], None]
 Key = tuple[int, int, str, str | None, tuple[str, int, int, int, int] | None, int]
@@ -214,33 +215,6 @@ def _merged(waiting: _Waiting) -> CommitOffsets:
     )
 
 
-CONSUMER_PROTOCOL: Final = "consumer"
-
-# ConsumerProtocolSubscription => version int16, topics [string], user_data bytes, ...
-_VERSION_AND_COUNT: Final = struct.Struct(">hi")
-_LENGTH: Final = struct.Struct(">h")
-
-
-def subscribed_topics(metadata: bytes) -> tuple[str, ...] | None:
-    """The topics of one member's subscription; None when it is in no form that we know."""
-    try:
-        version, count = _VERSION_AND_COUNT.unpack_from(metadata)
-        position = _VERSION_AND_COUNT.size
-        if version < 0 or not 0 <= count <= len(metadata):
-            return None
-        topics: list[str] = []
-        for _ in range(count):
-            (length,) = _LENGTH.unpack_from(metadata, position)
-            position += _LENGTH.size
-            if length < 0 or position + length > len(metadata):
-                return None
-            topics.append(metadata[position : position + length].decode())
-            position += length
-    except (struct.error, UnicodeDecodeError):
-        return None
-    return tuple(topics)
-
-
 def is_same_subscription(protocol_type: str, one: bytes, other: bytes) -> bool:
     """True when two subscriptions of a member name the same topics, or are alike."""
     if protocol_type != CONSUMER_PROTOCOL:
@@ -251,20 +225,12 @@ def is_same_subscription(protocol_type: str, one: bytes, other: bytes) -> bool:
     return frozenset(topics) == frozenset(others)
 
 
-def topics_in_use(protocol_type: str, subscriptions: Iterable[bytes]) -> frozenset[str] | None:
-    """All topics that members of a group read; None when that is not known."""
-    if protocol_type != CONSUMER_PROTOCOL:
-        return None
-    topics: list[str] = []
-    for metadata in subscriptions:
-        known = subscribed_topics(metadata)
-        if known is None:
-            return None
-        topics.extend(known)
-    return frozenset(topics)
-
-
-def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
+def expired_offsets(
+    state: GroupImage,
+    now_ms: int,
+    retention_ms: int,
+    sources: Mapping[str, str] = NO_SOURCES,
+) -> tuple[ExpiredOffset, ...]:
     """Offsets that were not used for `retention_ms`, sorted by partition.
 
     With members, only topics to which none subscribes; without, everything once the group has been
@@ -277,7 +243,7 @@ def expired_offsets(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[
         in_use = topics_in_use(state.protocol_type, (m.subscription for m in state.members))
         if in_use is None:
             return ()
-        topics = in_use
+        topics = in_use.union(sources[name] for name in in_use if name in sources)
     elif state.changed_at_ms == UNDATED:
         return ()
     else:

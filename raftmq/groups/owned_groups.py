@@ -86,6 +86,10 @@ class ClusterImage(Protocol):
         """The broker epoch of a registered, unfenced broker."""
         ...
 
+    def sources(self) -> Mapping[str, str]:
+        """The names of views, each with that of the topic that it looks at."""
+        ...
+
     def coordinators(self) -> Sequence[NodeId]:
         """The brokers that may coordinate groups."""
         ...

@@ -43,6 +43,12 @@ from raftmq.metadata.apply_transactions import (
     apply_rows,
     is_transactional,
 )
+from raftmq.metadata.apply_views import (
+    report_gone,
+    report_sealed,
+    seal_partitions,
+    shrink_topic,
+)
 from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     NO_TOPIC_ID,
@@ -52,7 +58,6 @@ from raftmq.metadata.commands import (
     ChangeNodes,
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     ConfirmRemoved,
     CreateAcls,
     CreatePartitions,
@@ -60,19 +65,19 @@ from raftmq.metadata.commands import (
     DeleteAcls,
     DeleteOffsets,
     DeleteTopics,
-    Done,
     EndReplacement,
     Envelope,
     FenceBroker,
     NoOperation,
     PlanMoves,
-    ProducerIds,
     ReassignPartition,
     RegisterBroker,
-    Rejection,
     ReplaceNode,
+    ReportGone,
+    ReportSealed,
     ReportVoters,
-    Result,
+    SealPartitions,
+    ShrinkTopic,
     TransactionRows,
     UnfenceBroker,
     UnregisterBroker,
@@ -85,6 +90,13 @@ from raftmq.metadata.image import (
     LEVEL_OF_TRANSACTIONS,
     ConfigKey,
     MetadataImage,
+)
+from raftmq.metadata.results import (
+    CommitsDone,
+    Done,
+    ProducerIds,
+    Rejection,
+    Result,
 )
 from raftmq.sasl.scram import ScramCredential
 from raftmq.types import Offset, TopicPartition
@@ -323,6 +335,10 @@ _HANDLERS: Final[dict[type, Callable[[MetadataImage, Envelope, Offset], Applied]
     CreateTopics: create_topics,
     DeleteTopics: delete_topics,
     CreatePartitions: create_partitions,
+    ShrinkTopic: shrink_topic,
+    SealPartitions: seal_partitions,
+    ReportSealed: report_sealed,
+    ReportGone: report_gone,
     ReassignPartition: reassign_partition,
     PlanMoves: plan_moves,
     ReportVoters: report_voters,

@@ -18,14 +18,11 @@ from raftmq.metadata.apply_moves import Applied, forget_node
 from raftmq.metadata.apply_transactions import PRODUCER_ID_END
 from raftmq.metadata.commands import (
     ChangeNodes,
-    Done,
     EndReplacement,
     Envelope,
     FenceBroker,
     NodeState,
     RegisterBroker,
-    Registered,
-    Rejection,
     ReplaceNode,
     UnfenceBroker,
     UnregisterBroker,
@@ -38,6 +35,11 @@ from raftmq.metadata.image import (
     ReplacementImage,
     all_partitions,
     holds,
+)
+from raftmq.metadata.results import (
+    Done,
+    Registered,
+    Rejection,
 )
 from raftmq.types import NodeId, Offset
 

@@ -12,7 +12,7 @@ them with its decision; a plain commit, and whatever deletes offsets, takes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -22,19 +22,15 @@ from immutables import MapMutation
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
     UNDATED,
-    Claimed,
     ClaimGroup,
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
     Generation,
     GroupCommand,
-    GroupDone,
-    Rejection,
     ReleaseGroup,
     ReplaceMember,
 )
@@ -46,6 +42,12 @@ from raftmq.metadata.image import (
     LiveEpoch,
     OffsetMap,
     holder,
+)
+from raftmq.metadata.results import (
+    Claimed,
+    CommitsDone,
+    GroupDone,
+    Rejection,
 )
 from raftmq.types import TopicPartition
 
@@ -85,12 +87,21 @@ def apply_group(image: GroupsImage, command: GroupCommand, live_epoch: LiveEpoch
 def remove_topics(image: GroupsImage, names: Iterable[str]) -> GroupsImage:
     """Forget all offsets in deleted topics: a new topic of the same name starts afresh."""
     gone = frozenset(names)
+    return _forget(image, lambda at: at.topic in gone)
+
+
+def remove_partitions(image: GroupsImage, partitions: Iterable[TopicPartition]) -> GroupsImage:
+    """Forget all offsets in partitions that are gone."""
+    return _forget(image, frozenset(partitions).__contains__)
+
+
+def _forget(image: GroupsImage, is_gone: Callable[[TopicPartition], bool]) -> GroupsImage:
     for group in image.groups.values():
-        offsets = _without(group.offsets, [at for at in group.offsets if at.topic in gone])
+        offsets = _without(group.offsets, [at for at in group.offsets if is_gone(at)])
         after = group if offsets is group.offsets else attrs.evolve(group, offsets=offsets)
         if group.pending:
             pending = (at for commits in group.pending.values() for at in commits)
-            after = _without_pending(after, [at for at in pending if at.topic in gone])
+            after = _without_pending(after, [at for at in pending if is_gone(at)])
         if after is not group:
             image = image.with_group(after)
     return image

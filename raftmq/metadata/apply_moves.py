@@ -23,18 +23,13 @@ from immutables import Map
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
     ConfirmRemoved,
-    Done,
     Envelope,
     MembersReport,
-    MoveOutcome,
-    MoveOutcomes,
     Origin,
     PlanMoves,
     PlannedMove,
     ReassignPartition,
-    Rejection,
     ReportVoters,
-    Result,
     VotersReport,
 )
 from raftmq.metadata.image import (
@@ -44,6 +39,13 @@ from raftmq.metadata.image import (
     RemovalImage,
     TopicImage,
     all_partitions,
+)
+from raftmq.metadata.results import (
+    Done,
+    MoveOutcome,
+    MoveOutcomes,
+    Rejection,
+    Result,
 )
 from raftmq.types import NodeId, Offset, RaftGroupId, TopicId
 
@@ -85,9 +87,10 @@ class _Rows:
         """The partition of that creation epoch (-1: whichever is there); None when there is none.
         The topic is that of the image."""
         topic = self.image.topic_by_id(topic_id)
-        if topic is None or not 0 <= number < len(topic.partitions):
+        known = None if topic is None else topic.partition(number)
+        if topic is None or known is None:
             return None
-        partition = self._changed.get(topic.name, {}).get(number, topic.partitions[number])
+        partition = self._changed.get(topic.name, {}).get(number, known)
         return (topic, partition) if epoch in (-1, partition.creation_epoch) else None
 
     def removal(self, group: RaftGroupId) -> RemovalImage | None:
@@ -126,11 +129,7 @@ class _Rows:
             return self.image
         topics = {}
         for name, rows in self._changed.items():
-            topic = self.image.topics[name]
-            partitions = list(topic.partitions)
-            for number, partition in rows.items():
-                partitions[number] = partition
-            topics[name] = evolve(topic, partitions=tuple(partitions))
+            topics[name] = self.image.topics[name].with_partitions(rows)
         return evolve(self.image, topics=self.image.topics.update(topics), removals=self.removals)
 
 

@@ -16,17 +16,20 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.apply_groups import remove_topics
 from raftmq.metadata.apply_moves import Applied, replicas_error
 from raftmq.metadata.apply_transactions import remove_partitions
+from raftmq.metadata.apply_views import grown, growth_error, removal_of, without_view
 from raftmq.metadata.commands import (
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
     Envelope,
-    Rejection,
     TopicCreation,
+)
+from raftmq.metadata.image import MetadataImage, PartitionImage, TopicImage
+from raftmq.metadata.results import (
+    Rejection,
     TopicOutcome,
     TopicOutcomes,
 )
-from raftmq.metadata.image import MetadataImage, PartitionImage, RemovalImage, TopicImage
 from raftmq.types import NodeId, Offset, ReplicaId, TopicId
 
 
@@ -61,7 +64,10 @@ def _creation_error(
 ) -> Rejection | None:
     if creation.name in topics:
         return Rejection(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{creation.name}' already exists.")
-    if creation.topic_id in names or not creation.topic_id.int:
+    if creation.name in image.views:
+        return Rejection(ErrorCode.TOPIC_ALREADY_EXISTS, f"'{creation.name}' is a view.")
+    is_taken = creation.topic_id in names or image.view_by_id(creation.topic_id) is not None
+    if is_taken or not creation.topic_id.int:
         return Rejection(ErrorCode.INVALID_REQUEST, "topic ids are never zero and never reused")
     if not creation.replicas:
         return Rejection(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
@@ -91,6 +97,7 @@ def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
     """Delete topics, and order their data away."""
     command: DeleteTopics = envelope.command  # type: ignore[assignment]
     topics, names, removals = image.topics, image.topic_names, image.removals
+    views = image.views
     outcomes = []
     for topic_id in command.topic_ids:
         name = names.get(topic_id)
@@ -98,17 +105,13 @@ def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
             outcomes.append(TopicOutcome("", topic_id, ErrorCode.UNKNOWN_TOPIC_ID))
             continue
         topic = topics[name]
-        for partition in topic.partitions:
-            group = topic.group_id(partition.index)
-            key = image.removal_key(group)
-            ordered = removals.get(key)
-            left = (
-                partition.dismissed if ordered is None else (*partition.dismissed, *ordered.nodes)
-            )
-            nodes = tuple(sorted(dict.fromkeys((*partition.replicas, *partition.voters, *left))))
-            removals = removals.set(key, RemovalImage(name, group, nodes))
+        for partition in topic.held:
+            removals = removals.update(removal_of(image, topic, partition))
         topics = topics.delete(name)
-        names = names.delete(topic_id)
+        for known_id in (topic.topic_id, *topic.aliases):
+            names = names.delete(known_id)
+        if (view := image.view_of(topic.topic_id)) is not None:
+            views = views.delete(view.name)
         outcomes.append(TopicOutcome(name, topic_id))
     result = TopicOutcomes(tuple(outcomes))
     if topics is image.topics:
@@ -118,7 +121,8 @@ def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
     for topic_id in command.topic_ids:
         gone = image.topic_by_id(topic_id)
         if gone is not None:
-            transactions = remove_partitions(transactions, topic_id, range(len(gone.partitions)))
+            numbers = [partition.index for partition in gone.held]
+            transactions = remove_partitions(transactions, gone.topic_id, numbers)
     after = evolve(
         image,
         topics=topics,
@@ -126,6 +130,7 @@ def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
         removals=removals,
         groups=groups,
         transactions=transactions,
+        views=views,
     )
     return after, result
 
@@ -142,6 +147,8 @@ def create_partitions(image: MetadataImage, envelope: Envelope, offset: Offset) 
             continue
         topic = topics[name]
         rejection = replicas_error(image, addition.replicas)
+        if rejection is None:
+            rejection = growth_error(topic, len(addition.replicas))
         if addition.first_partition != len(topic.partitions):
             rejection = Rejection(
                 ErrorCode.INVALID_PARTITIONS, f"Topic currently has {len(topic.partitions)}"
@@ -152,7 +159,13 @@ def create_partitions(image: MetadataImage, envelope: Envelope, offset: Offset) 
             )
             continue
         added = _partitions(image, addition.first_partition, addition.replicas, offset)
-        topics = topics.set(name, evolve(topic, partitions=topic.partitions + added))
+        topics = topics.set(name, grown(topic, added, offset))
         outcomes.append(TopicOutcome(name, addition.topic_id))
     result = TopicOutcomes(tuple(outcomes))
-    return (image if topics is image.topics else evolve(image, topics=topics)), result
+    if topics is image.topics:
+        return image, result
+    after = evolve(image, topics=topics)
+    for addition in command.additions:
+        wider = after.topic_by_id(addition.topic_id)
+        after = after if wider is None else without_view(after, wider)
+    return after, result

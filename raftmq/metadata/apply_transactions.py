@@ -37,19 +37,21 @@ from raftmq.metadata.commands import (
     AddPartitions,
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     EndTransaction,
     ForgetId,
-    GroupDone,
     InitProducer,
-    Rejection,
     ReportMarkers,
     Row,
-    RowDone,
-    RowsDone,
     TransactionRows,
 )
 from raftmq.metadata.image import GroupImage, MetadataImage
+from raftmq.metadata.results import (
+    CommitsDone,
+    GroupDone,
+    Rejection,
+    RowDone,
+    RowsDone,
+)
 from raftmq.metadata.transactions import (
     EPOCH_LAST,
     NOBODY,
@@ -370,11 +372,12 @@ def _add_partitions(draft: Draft, row: AddPartitions) -> RowDone:
     for topic_id, numbers in row.partitions:
         topic = draft.image.topic_by_id(topic_id)
         for number in numbers:
-            if topic is None or not 0 <= number < len(topic.partitions):
+            partition = None if topic is None else topic.partition(number)
+            if topic is None or partition is None or not partition.takes_records:
                 known = draft.ids[row.transactional_id]
                 return _told(known, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            if (topic_id, number) not in joined.partitions:
-                added[topic_id, number] = topic.partitions[number].creation_epoch
+            if (topic.topic_id, number) not in joined.partitions:
+                added[topic.topic_id, number] = partition.creation_epoch
     groups = _with_groups(joined.groups, row.groups)
     if not added and groups == joined.groups:
         return _told(draft.ids[row.transactional_id])
@@ -517,7 +520,7 @@ def _commit(draft: Draft, commit: CommitOffsets) -> ErrorCode:
         topic = draft.image.topic_by_id(topic_id)
         if topic is None or topic.name != entry.topic:
             continue  # deleted meanwhile, with whatever was committed there
-        if 0 <= entry.partition < len(topic.partitions):
+        if topic.partition(entry.partition) is not None:
             entries[TopicPartition(entry.topic, entry.partition)] = entry
     draft.groups[commit.group] = pend(group, mine.producer_id, entries)
     return ErrorCode.NONE

@@ -21,7 +21,7 @@ from raftmq.rights import Rule, RuleFilter
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
-FORMAT_MAX: Final = 9
+FORMAT_MAX: Final = 10
 """The newest format between nodes; `runtime/peer_links.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
@@ -383,6 +383,25 @@ class AlterUsersCall(msgspec.Struct, frozen=True, kw_only=True, tag=12):
         return f"AlterUsersCall(users={self.users!r})"
 
 
+class ShrinkTopicCall(msgspec.Struct, frozen=True, kw_only=True, tag=13):
+    """`raftmq topic shrink`: list only the first `partitions` partitions of a topic, or say what
+    that would do.
+
+    `view`: the name of the view over the others, "" for the usual one. `now`: seal them at once;
+    `force`: also where groups lose what they have not read; `keep`: also where retention never ends
+    them. Outcomes: a verdict, then steps, and groups that would lose something.
+    """
+
+    name: str
+    partitions: _Int32
+    view: str = ""
+    now: bool = False
+    force: bool = False
+    keep: bool = False
+    dry_run: bool = False
+    timeout_ms: _Milliseconds = 5000
+
+
 AdminRequest: TypeAlias = (
     CreateTopicsCall
     | DeleteTopicsCall
@@ -396,6 +415,7 @@ AdminRequest: TypeAlias = (
     | CreateAclsCall
     | DeleteAclsCall
     | AlterUsersCall
+    | ShrinkTopicCall
 )
 
 
@@ -441,6 +461,8 @@ def format_of(call: AdminRequest) -> int:
     """The oldest format between nodes that knows this call."""
     if isinstance(call, CreateAclsCall | DeleteAclsCall | AlterUsersCall):
         return 9
+    if isinstance(call, ShrinkTopicCall):
+        return FORMAT_MAX
     if isinstance(call, ChangeNodesCall | PlanMovesCall | BalanceCall):
         return 8
     return 6 if isinstance(call, UpdateFeaturesCall) else 5

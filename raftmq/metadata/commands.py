@@ -27,11 +27,11 @@ from uuid import UUID
 import msgspec
 
 from raftmq.config import PLAINTEXT
-from raftmq.errors import AheadError, ErrorCode, RaftmqError
+from raftmq.errors import AheadError, RaftmqError
 from raftmq.foreign import NODE_ID_MAX, PARTITION_MAX, POSITION_MAX, TERM_MAX
 from raftmq.metadata.credentials import USERS_MAX, ScramDeletion, ScramUpsertion, Secret
 from raftmq.rights import Rule
-from raftmq.types import Buffer, NodeId, Offset, StorageId, TopicId
+from raftmq.types import Buffer, NodeId, StorageId, TopicId
 
 
 class UnknownCommandError(RaftmqError):
@@ -53,6 +53,7 @@ class Command(
     """Base of all commands; the JSON field `type` holds the class's name."""
 
 
+NO_TOPIC_ID: Final = TopicId(UUID(int=0))
 NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
 PartitionNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=PARTITION_MAX)]
 _Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
@@ -76,6 +77,21 @@ class Origin(StrEnum):
     REPLACE = "replace"
     OPERATOR = "operator"
     BALANCE = "balance"
+
+
+class PartitionState(StrEnum):
+    """What a topic wants of one of its numbers.
+
+    Only `active` ones are listed. A `closing` one still takes records of clients that have not
+    noticed; `sealing` is one whose seal is ordered, `sealed` one whose seal is committed; of one
+    that is `gone` there is nothing but where a next one of its number begins.
+    """
+
+    ACTIVE = "active"
+    CLOSING = "closing"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    GONE = "gone"
 
 
 class NodeState(StrEnum):
@@ -243,6 +259,65 @@ class ReassignPartition(Command, frozen=True, kw_only=True):
     creation_epoch: _Number = -1
     expected: tuple[NodeNumber, ...] = ()
     origin: Origin = Origin.NONE
+
+
+class ShrinkTopic(Command, frozen=True, kw_only=True):
+    """Only the first `partitions` partitions of a topic are listed from now on; the others close.
+
+    Rejected if other than `listed` are listed by now. What closes stays readable by its number, and
+    under `view`, a topic of the id `view_id` that nobody writes to: one more, or the topic's own.
+    `alias`: an id by which clients may name the topic as well, zero for none. `is_sealed_now`: what
+    closes is to be sealed at once.
+    """
+
+    topic_id: TopicId
+    partitions: PartitionNumber
+    listed: PartitionNumber
+    view: str
+    view_id: TopicId
+    alias: TopicId = NO_TOPIC_ID
+    is_sealed_now: bool = False
+
+
+class SealPartitions(Command, frozen=True, kw_only=True):
+    """Order closing partitions, by number and creation epoch, to take no more records; all of them
+    or none.
+
+    A leader writes the seal into its partition's log; until it is committed there nothing is final.
+    """
+
+    topic_id: TopicId
+    partitions: tuple[tuple[PartitionNumber, _Number], ...]
+
+
+class SealReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The fact about one sealed partition, as its leader states it.
+
+    `seal_version` names the order that was obeyed: the offset of its SealPartitions. `end_offset`
+    is final while that order stands; `leader_epoch` is the newest that the partition had.
+    """
+
+    topic_id: TopicId
+    partition: PartitionNumber
+    creation_epoch: _Number
+    seal_version: _Number
+    end_offset: _Position
+    leader_epoch: Annotated[int, msgspec.Meta(ge=0, le=TERM_MAX)]
+
+
+class ReportSealed(Command, frozen=True, kw_only=True):
+    """Leaders state which seals are committed; what was ordered otherwise since is passed over."""
+
+    reports: tuple[SealReport, ...]
+
+
+class ReportGone(Command, frozen=True, kw_only=True):
+    """Nothing is left in sealed partitions: their replicas go, and offsets that groups have there.
+
+    What was ordered otherwise since is passed over.
+    """
+
+    reports: tuple[SealReport, ...]
 
 
 class PlannedMove(
@@ -685,6 +760,10 @@ CONTROL_COMMANDS: Final = (
     CreateTopics,
     DeleteTopics,
     CreatePartitions,
+    ShrinkTopic,
+    SealPartitions,
+    ReportSealed,
+    ReportGone,
     ReassignPartition,
     PlanMoves,
     ReportVoters,
@@ -749,6 +828,7 @@ FIRST_VERSIONS[PlanMoves] = 4
 FIRST_VERSIONS[CreateAcls] = 5
 FIRST_VERSIONS[DeleteAcls] = 5
 FIRST_VERSIONS[AlterUsers] = 5
+FIRST_VERSIONS.update(dict.fromkeys((ShrinkTopic, SealPartitions, ReportSealed, ReportGone), 6))
 """Since which version there is each kind of command."""
 LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
     CommitOffsets: {"transaction": 3, "known_version": 3},
@@ -857,102 +937,3 @@ def _known(kind: str) -> int:
     """The newest version of a kind by name; of a kind that is not known, that of any."""
     kinds = [_KINDS[kind]] if kind in _KINDS else FIRST_VERSIONS
     return max(map(newest_version, kinds))
-
-
-# ---- results ----
-
-
-class Rejection(msgspec.Struct, frozen=True):
-    """The command changed nothing: a definite failure."""
-
-    code: ErrorCode
-    message: str = ""
-
-
-class Registered(msgspec.Struct, frozen=True):
-    """Result of RegisterBroker."""
-
-    broker_epoch: int
-
-
-class TopicOutcome(msgspec.Struct, frozen=True):
-    """What became of one topic."""
-
-    name: str
-    topic_id: TopicId
-    code: ErrorCode = ErrorCode.NONE
-    message: str = ""
-
-
-class TopicOutcomes(msgspec.Struct, frozen=True):
-    """Result of CreateTopics, DeleteTopics and CreatePartitions."""
-
-    topics: tuple[TopicOutcome, ...]
-
-
-class MoveOutcome(msgspec.Struct, frozen=True):
-    """What became of one move."""
-
-    code: ErrorCode = ErrorCode.NONE
-    message: str = ""
-
-
-class MoveOutcomes(msgspec.Struct, frozen=True):
-    """Result of PlanMoves: one of each of its moves, in order."""
-
-    moves: tuple[MoveOutcome, ...]
-
-
-class ProducerIds(msgspec.Struct, frozen=True):
-    """Result of AllocateProducerIds: the half-open range [start, end)."""
-
-    start: int
-    end: int
-
-
-class Done(msgspec.Struct, frozen=True):
-    """Applied, at `offset`."""
-
-    offset: Offset
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """Result of ClaimGroup."""
-
-    coordinator_epoch: int
-
-
-class GroupDone(msgspec.Struct, frozen=True):
-    """Result of every other command that was accepted."""
-
-
-class CommitsDone(msgspec.Struct, frozen=True):
-    """Result of CommitMany: an ErrorCode for each of its commits, in order."""
-
-    codes: tuple[int, ...]
-
-
-class RowDone(msgspec.Struct, frozen=True):
-    """What became of one row of a TransactionRows, and where its id stands after it.
-
-    `producer_id` and `epoch` are what its producer must name from now on; -1 where there is no such
-    id. `state` is a TransactionState, `txn_seq` the number of the id's running or last transaction.
-    """
-
-    code: int
-    producer_id: int = -1
-    epoch: int = -1
-    txn_seq: int = -1
-    state: int = -1
-
-
-class RowsDone(msgspec.Struct, frozen=True):
-    """Result of TransactionRows: one of each of its rows, in order."""
-
-    rows: tuple[RowDone, ...]
-
-
-Result: TypeAlias = Any
-"""What the submitter of a command is told: a struct of this section."""
-
-NO_TOPIC_ID: Final = TopicId(UUID(int=0))

@@ -194,6 +194,7 @@ def check_all(keys: Sequence[ConfigKey]) -> dict[str, ConfigKey]:
 
 
 FOREVER: Final = str(LONG_MAX)
+CLOSING_QUIET: Final = "raftmq.closing.quiet.ms"
 COMPRESSIONS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 _B, _S, _I, _L, _D, _LIST = (
@@ -384,6 +385,14 @@ TOPIC_KEYS: Final = check_all(
             "false",
             "acks=1 waits for the leader's fsync (Kafka, and the default, answer from the cache).",
             boolean,
+        ),
+        ConfigKey(
+            CLOSING_QUIET,
+            _L,
+            "900000",
+            "For how long nobody must have written to partitions that the topic lists no more, "
+            "until they are sealed.",
+            integer(0),
         ),
         ConfigKey(
             "raftmq.produce.check",

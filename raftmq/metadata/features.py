@@ -9,7 +9,7 @@ keeps the levels, `controller.py` decides requests.
 (a version of theirs is a level), and formats between nodes. 1: all that nodes of peer format 5
 know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice; 3:
 transactions; 4: moves of replicas that are planned and cancelled, and states of nodes; 5: rules of
-who may do what, and users.
+who may do what, and users; 6: topics that shrink, and views over what they retire.
 `transaction.version` tells clients which protocol to speak (2: KIP-890's); what a
 broker does goes by the version of each request, never by this level.
 
@@ -34,16 +34,19 @@ from raftmq.metadata.broker_messages import (
     Outcomes,
     UpdateFeaturesCall,
 )
-from raftmq.metadata.commands import FeatureUpdate, UpdateFeatures
+from raftmq.metadata.commands import (
+    FeatureUpdate,
+    UpdateFeatures,
+)
 from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL, MetadataImage
 
 Range = tuple[int, int]
 Ranges = Mapping[str, Range]
 
 TRANSACTION_VERSION: Final = "transaction.version"
-SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 5), TRANSACTION_VERSION: (0, 2)}
+SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 6), TRANSACTION_VERSION: (0, 2)}
 """What this version supports: the lowest and the highest level of each feature."""
-FORMATS: Final = {1: 5, 2: 6, 3: 7, 4: 8, 5: 9}
+FORMATS: Final = {1: 5, 2: 6, 3: 7, 4: 8, 5: 9, 6: 10}
 """The oldest format that nodes speak to each other at each level of `raftmq.level`."""
 LEVEL_OF_WITNESSED_JOURNALS: Final = 2
 """From it on journals of hard states may have format 2, which earlier versions refuse."""

@@ -8,12 +8,13 @@ image, which shares all that did not change (`immutables.Map`), so that readers 
 as they like; `snapshot.py` encodes it.
 
 Invariants: `version` is the offset of the last applied command, -1 before the first;
-`structure_version` that of the last one that changed brokers, topics or configs; `topic_names` is
-the inverse of `topics`; whatever is not in a snapshot is not state.
+`structure_version` that of the last one that changed brokers, topics or configs; `topic_names` has
+the ids and aliases of all topics, each with its name; whatever is not in a snapshot is not state.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -21,7 +22,14 @@ from typing import Final, TypeAlias
 from attrs import evolve, field, frozen
 from immutables import Map
 
-from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, NodeState, Origin
+from raftmq.metadata.commands import (
+    CommittedOffset,
+    Endpoint,
+    GroupMember,
+    NodeState,
+    Origin,
+    PartitionState,
+)
 from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionsImage
 from raftmq.replication.membership import TargetMembership
 from raftmq.rights import NO_RULES, Rules
@@ -45,6 +53,11 @@ LEVEL_OF_MOVES: Final = 4
 a partition is named by its topic, number and creation epoch."""
 LEVEL_OF_SECURITY: Final = 5
 """From it on there are users, and rules of who may do what."""
+LEVEL_OF_VIEWS: Final = 6
+"""From it on topics shrink, and there are views."""
+EPOCH_ROOM: Final = 1_000
+"""So far above the last leader epoch that was told begin those of the next partition of a number:
+nodes that did not know yet that the last one was gone may have elected some more leaders."""
 
 
 @frozen(slots=True)
@@ -96,6 +109,9 @@ class PartitionImage:
             it: they are ordered to delete it once they can no longer become voters.
         after_epoch: its leader epochs are all above this one; -1 for the first partition that its
             topic ever had under its number.
+        begins_at: the offset with which its log begins.
+        state_version: the offset of the last command that changed `state`, -1 before any. A seal in
+            the log, and its end, name the order that they obey by it.
     """
 
     index: int
@@ -110,11 +126,19 @@ class PartitionImage:
     target_version: int = -1
     dismissed: tuple[NodeId, ...] = ()
     after_epoch: int = -1
+    begins_at: int = 0
+    state: PartitionState = PartitionState.ACTIVE
+    state_version: int = -1
 
     @property
     def is_first_life(self) -> bool:
         """False when its topic had another partition of its number before."""
         return self.after_epoch < 0
+
+    @property
+    def takes_records(self) -> bool:
+        """False once its seal is ordered: from then on no new transaction has it either."""
+        return self.state in (PartitionState.ACTIVE, PartitionState.CLOSING)
 
     @property
     def preferred_leader(self) -> NodeId:
@@ -123,27 +147,102 @@ class PartitionImage:
 
 
 @frozen(slots=True)
+class NumberImage:
+    """Up to where a number of a topic has ever come: whatever has that number later goes on there.
+
+    `end_offset` and `leader_epoch` never fall.
+    """
+
+    end_offset: int
+    leader_epoch: int
+
+
+@frozen(slots=True)
 class TopicImage:
-    """One topic; `configs` holds only what was set on it."""
+    """One topic; `configs` holds only what was set on it.
+
+    Attributes:
+        partitions: those that are listed, which is the active ones, from 0 without a hole.
+        retired: those that are not listed any more, in the order of their numbers: what is left of
+            them is read, moved and counted as that of others.
+        numbers: how far numbers have come whose partition was ever sealed.
+        aliases: ids by which clients may name the topic as well.
+    """
 
     name: str
     topic_id: TopicId
     partitions: tuple[PartitionImage, ...]
     configs: Map[str, str]
+    retired: tuple[PartitionImage, ...] = ()
+    numbers: Map[int, NumberImage] = Map()
+    aliases: tuple[TopicId, ...] = ()
+
+    @property
+    def held(self) -> tuple[PartitionImage, ...]:
+        """All of which there are replicas: listed ones and retired ones, by number."""
+        return self.partitions + self.retired if self.retired else self.partitions
+
+    def partition(self, number: int) -> PartitionImage | None:
+        """The partition of a number, listed or not; None when there is none (any more)."""
+        if 0 <= number < len(self.partitions):
+            return self.partitions[number]
+        place = self._place(number)
+        if place < len(self.retired) and self.retired[place].index == number:
+            return self.retired[place]
+        return None
+
+    def state_of(self, number: int) -> PartitionState | None:
+        """What has become of a number; None when there was never one."""
+        partition = self.partition(number)
+        if partition is not None:
+            return partition.state
+        return PartitionState.GONE if number in self.numbers else None
+
+    def with_partitions(self, changed: Mapping[int, PartitionImage]) -> TopicImage:
+        """The same with other rows for these numbers; of each there is a partition."""
+        partitions, retired = list(self.partitions), list(self.retired)
+        for number, partition in changed.items():
+            if number < len(partitions):
+                partitions[number] = partition
+            else:
+                retired[self._place(number)] = partition
+        return evolve(self, partitions=tuple(partitions), retired=tuple(retired))
+
+    def _place(self, number: int) -> int:
+        """Where a number stands, or would stand, among the retired."""
+        return bisect_left(self.retired, number, key=lambda partition: partition.index)
 
     def group_id(self, partition: int) -> RaftGroupId:
         """The Raft group of one partition."""
-        return RaftGroupId(self.topic_id, partition, self.partitions[partition].creation_epoch)
+        found = self.partition(partition)
+        assert found is not None
+        return RaftGroupId(self.topic_id, partition, found.creation_epoch)
 
     def has(self, group: RaftGroupId) -> bool:
         """True when that group is the one of its partition."""
-        partition = group.partition
-        return 0 <= partition < len(self.partitions) and self.group_id(partition) == group
+        return self.partition(group.partition) is not None and (
+            self.group_id(group.partition) == group
+        )
 
     @property
     def replication_factor(self) -> int:
         """Replicas of its first partition."""
         return len(self.partitions[0].replicas)
+
+
+@frozen(slots=True)
+class ViewImage:
+    """A topic that nobody writes to: the retired partitions of another one.
+
+    It has the numbers from 0 to below `width`, since clients take a topic with a hole for a broken
+    one: those that are not retired, or gone, have no records. Offsets that groups commit in it are
+    those of the topic that it looks at, `source`.
+    """
+
+    name: str
+    topic_id: TopicId
+    source: TopicId
+    width: int
 
 
 @frozen(slots=True)
@@ -306,6 +405,8 @@ class MetadataImage:
     """The storages of nodes that were removed for good; none of them may come back."""
     rules: Rules = NO_RULES
     users: UsersImage = NO_USERS
+    views: Map[str, ViewImage] = field(factory=Map)
+    """By name; no topic has the name or the id of one."""
 
     @property
     def level(self) -> int:
@@ -317,32 +418,46 @@ class MetadataImage:
         return self.level if name == RAFTMQ_LEVEL else self.features.get(name, 0)
 
     def topic_by_id(self, topic_id: TopicId) -> TopicImage | None:
-        """The topic of that id, None when there is none (any more)."""
+        """The topic of that id or alias, None when there is none (any more)."""
         name = self.topic_names.get(topic_id)
         return None if name is None else self.topics[name]
 
     def partition(self, topic_partition: TopicPartition) -> PartitionImage | None:
         """A partition by name, None when there is none."""
         topic = self.topics.get(topic_partition.topic)
-        if topic is None or not 0 <= topic_partition.partition < len(topic.partitions):
-            return None
-        return topic.partitions[topic_partition.partition]
+        return None if topic is None else topic.partition(topic_partition.partition)
+
+    def view_of(self, topic_id: TopicId) -> ViewImage | None:
+        """The view over the retired partitions of a topic, None when there is none."""
+        return next(
+            (view for _, view in sorted(self.views.items()) if view.source == topic_id), None
+        )
+
+    def sources(self) -> dict[str, str]:
+        """The names of views, each with that of the topic that it looks at."""
+        found = ((view.name, self.topic_by_id(view.source)) for view in self.views.values())
+        return {name: topic.name for name, topic in found if topic is not None}
+
+    def view_by_id(self, topic_id: TopicId) -> ViewImage | None:
+        """The view of that id."""
+        views = (view for _, view in sorted(self.views.items()))
+        return next((view for view in views if view.topic_id == topic_id), None)
 
     def holds(self, node_id: NodeId, group: RaftGroupId) -> bool:
         """True while that node is to have a replica of that group."""
         topic = self.topic_by_id(group.topic_id)
-        if topic is None or not 0 <= group.partition < len(topic.partitions):
+        if topic is None or not topic.has(group):
             return False
-        partition = topic.partitions[group.partition]
-        is_named = node_id in partition.replicas or node_id in partition.voters
-        return is_named and topic.group_id(group.partition) == group
+        partition = topic.partition(group.partition)
+        return partition is not None and holds(partition, node_id)
 
     def may_hold(self, node_id: NodeId, group: RaftGroupId) -> bool:
         """The same, or it was to have one and is not known to be out of the group yet."""
         topic = self.topic_by_id(group.topic_id)
         if topic is None or not topic.has(group):
             return False
-        partition = topic.partitions[group.partition]
+        partition = topic.partition(group.partition)
+        assert partition is not None
         return holds(partition, node_id) or node_id in partition.dismissed
 
     def removal_key(self, group: RaftGroupId) -> RaftGroupId:
@@ -434,9 +549,10 @@ def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
 def partition_target(image: MetadataImage, group: RaftGroupId) -> TargetMembership | None:
     """The members that a partition should have; None when there is no partition of that group."""
     topic = image.topic_by_id(group.topic_id)
-    if topic is None or not topic.has(group):
+    partition = None if topic is None or not topic.has(group) else topic.partition(group.partition)
+    if partition is None:
         return None
-    replicas = topic.partitions[group.partition].replicas
+    replicas = partition.replicas
     # Only live brokers are added: the partition would wait for the others.
     brokers = image.brokers
     present = {
@@ -448,9 +564,9 @@ def partition_target(image: MetadataImage, group: RaftGroupId) -> TargetMembersh
 
 
 def all_partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, PartitionImage]]:
-    """Every partition, with its topic."""
+    """Every partition, with its topic; retired ones as well."""
     for topic in image.topics_by_id():
-        for partition in topic.partitions:
+        for partition in topic.held:
             yield topic, partition
 
 

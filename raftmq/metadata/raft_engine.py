@@ -32,7 +32,6 @@ from raftmq.metadata.commands import (
     Envelope,
     FeatureUpdate,
     NoOperation,
-    Result,
     UpdateFeatures,
     encode_envelope,
     version_of,
@@ -48,6 +47,7 @@ from raftmq.metadata.engine import (
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import MetadataMachine, Skip
+from raftmq.metadata.results import Result
 from raftmq.metadata.submissions import (
     BarrierRounds,
     CommandQueue,

@@ -7,7 +7,8 @@ last one; `warm` encodes the rest beforehand, a little at a time. So it is with 
 Those of busy producers change all the time: `prepare` encodes them in turns, of the image itself.
 
 Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
-replicas, states of nodes and what was removed for good; 5 with rules of who may do what and users.
+replicas, states of nodes and what was removed for good; 5 with rules of who may do what and users;
+6 with retired partitions and views.
 An image is written in the format of its level, so every node of its cluster reads it; one without
 any level in format 1, which nodes from before there were levels read as well.
 
@@ -27,22 +28,32 @@ from crc32c import crc32c
 from immutables import Map
 
 from raftmq.errors import AheadError, StateError
-from raftmq.metadata.commands import CommittedOffset, Endpoint, GroupMember, NodeState, Origin
+from raftmq.metadata.commands import (
+    CommittedOffset,
+    Endpoint,
+    GroupMember,
+    NodeState,
+    Origin,
+    PartitionState,
+)
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     LEVEL_OF_MOVES,
     LEVEL_OF_SECURITY,
     LEVEL_OF_TRANSACTIONS,
+    LEVEL_OF_VIEWS,
     BrokerImage,
     GroupImage,
     GroupsImage,
     MetadataImage,
+    NumberImage,
     OffsetMap,
     PartitionImage,
     RemovalImage,
     ReplacementImage,
     TopicImage,
     UsersImage,
+    ViewImage,
 )
 from raftmq.metadata.transactions import Transaction, TransactionState, transactions_of
 from raftmq.rights import NO_RULES, Rule, Table, sorted_rules
@@ -181,12 +192,38 @@ class _Snapshot5(_Snapshot4):
     users_secret: bytes | None = None
 
 
+_NumberRow = tuple[int, int, int]
+_StateRow = tuple[int, PartitionState, int, int, int]
+
+
+class _RetiredRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What format 6 adds to a topic; only where there is any of it."""
+
+    topic_id: TopicId
+    aliases: tuple[TopicId, ...]
+    partitions: list[_PartitionRow]
+    """The retired ones."""
+    states: list[_StateRow]
+    """Of partitions that were ever retired, or are not the first of their number: state and
+    `state_version`, `begins_at`, `after_epoch`."""
+    numbers: list[_NumberRow]
+
+
+_ViewRow = tuple[str, TopicId, TopicId, int]
+
+
+class _Snapshot6(_Snapshot5):
+    retired: list[_RetiredRow] | None = None
+    views: list[_ViewRow] | None = None
+
+
 _FORMATS: Final[dict[int, type[_Snapshot]]] = {
     1: _Snapshot,
     2: _Snapshot2,
     3: _Snapshot3,
     4: _Snapshot4,
     5: _Snapshot5,
+    6: _Snapshot6,
 }
 
 
@@ -231,7 +268,14 @@ class _Parts5(_Parts4):
     users_secret: bytes
 
 
+class _Parts6(_Parts5):
+    retired: list[msgspec.Raw]
+    views: list[_ViewRow]
+
+
 def _format_of(image: MetadataImage) -> int:
+    if image.level >= LEVEL_OF_VIEWS:
+        return 6
     if image.level >= LEVEL_OF_SECURITY:
         return 5
     if image.level >= LEVEL_OF_MOVES:
@@ -255,6 +299,7 @@ class _Caches:
     def __init__(self) -> None:
         self.topics: _Cache[TopicImage] = {}
         self.moves: _Cache[TopicImage] = {}
+        self.retired: _Cache[TopicImage] = {}
         self.groups: _Cache[GroupImage] = {}
         self.transactions: _Cache[Transaction] = {}
         self.rules: _Cache[Table] = {}
@@ -298,6 +343,7 @@ class _Round:
             if name is not None:
                 self._keep(before.topics, kept.topics, name, topics[name], _topic_row)
                 self._keep(before.moves, kept.moves, name, topics[name], _moves_row)
+                self._keep(before.retired, kept.retired, name, topics[name], _retired_row)
             yield
         for name in _in_order(groups):
             if name is not None:
@@ -415,13 +461,19 @@ class SnapshotEncoder:
         parts["rules"] = _joined(kept.rules)
         parts["users"] = msgspec.Raw(self._users[1])
         parts["users_secret"] = image.users.secret
-        return msgspec.msgpack.encode(_Parts5(**parts))
+        if version == 5:
+            return msgspec.msgpack.encode(_Parts5(**parts))
+        parts["retired"] = [msgspec.Raw(row) for _, row in kept.retired.values() if row != _NIL]
+        views = (image.views[name] for name in sorted(image.views))
+        parts["views"] = [(v.name, v.topic_id, v.source, v.width) for v in views]
+        return msgspec.msgpack.encode(_Parts6(**parts))
 
     def _warm_all(self, image: MetadataImage) -> Iterator[None]:
         caches = self._caches
         for name, topic in image.topics.items():
             _encoded(caches.topics, name, topic, _topic_row)
             _encoded(caches.moves, name, topic, _moves_row)
+            _encoded(caches.retired, name, topic, _retired_row)
             yield
         for name, group in image.groups.groups.items():
             _encoded(caches.groups, name, group, _to_group_record)
@@ -504,6 +556,8 @@ def _decode_image(data: Buffer) -> MetadataImage:
         raise (NewerSnapshotError if version > max(_FORMATS) else SnapshotError)(text)
     snapshot = msgspec.msgpack.decode(data[10:], type=_FORMATS[version])
     image = _image(snapshot)
+    if isinstance(snapshot, _Snapshot6):
+        image = _with_retired(image, snapshot)  # before the moves: some of theirs are retired
     if isinstance(snapshot, _Snapshot2):
         levels = Map(snapshot.features)
         image = evolve(image, features=levels, features_epoch=snapshot.features_epoch)
@@ -557,17 +611,17 @@ def _with_moves(image: MetadataImage, snapshot: _Snapshot4) -> MetadataImage:
     topics, brokers = image.topics, image.brokers
     for row in snapshot.moves:
         topic = topics[image.topic_names[row.topic_id]]
-        partitions = list(topic.partitions)
+        changed = {}
         for move in row.moves:
-            partitions[move.partition] = evolve(
-                partitions[move.partition],
+            changed[move.partition] = evolve(
+                _known(topic, move.partition),
                 moving_from=_nodes(move.moving_from),
                 planned=_nodes(move.planned),
                 origin=move.origin,
                 target_version=move.target_version,
                 dismissed=_nodes(move.dismissed),
             )
-        topics = topics.set(topic.name, evolve(topic, partitions=tuple(partitions)))
+        topics = topics.set(topic.name, topic.with_partitions(changed))
     for number, state in snapshot.states:
         node_id = NodeId(number)
         brokers = brokers.set(node_id, evolve(brokers[node_id], state=state))
@@ -584,6 +638,40 @@ def _with_moves(image: MetadataImage, snapshot: _Snapshot4) -> MetadataImage:
         removed=removed,
         removals=Map(by_group),
     )
+
+
+def _known(topic: TopicImage, number: int) -> PartitionImage:
+    partition = topic.partition(number)
+    if partition is None:
+        raise SnapshotError(f"a metadata snapshot without partition {number} of {topic.name}")
+    return partition
+
+
+def _with_retired(image: MetadataImage, snapshot: _Snapshot6) -> MetadataImage:
+    if snapshot.retired is None or snapshot.views is None:
+        raise SnapshotError("a metadata snapshot of format 6 without retired partitions")
+    topics, names = image.topics, image.topic_names
+    for row in snapshot.retired:
+        topic = evolve(
+            topics[names[row.topic_id]],
+            retired=tuple(map(_read_partition, row.partitions)),
+            numbers=Map((number, NumberImage(end, epoch)) for number, end, epoch in row.numbers),
+            aliases=row.aliases,
+        )
+        states = {
+            number: evolve(
+                _known(topic, number),
+                state=state,
+                state_version=version,
+                begins_at=begins_at,
+                after_epoch=after_epoch,
+            )
+            for number, state, version, begins_at, after_epoch in row.states
+        }
+        topics = topics.set(topic.name, topic.with_partitions(states))
+        names = names.update((alias, topic.name) for alias in row.aliases)
+    views = Map((row[0], ViewImage(*row)) for row in snapshot.views)
+    return evolve(image, topics=topics, topic_names=names, views=views)
 
 
 def _image(snapshot: _Snapshot) -> MetadataImage:
@@ -673,39 +761,58 @@ def _nodes(values: tuple[int, ...]) -> tuple[NodeId, ...]:
 def _moves_row(topic: TopicImage) -> _MovesRow | None:
     rows = [
         _MoveRow(p.index, p.moving_from, p.planned, p.origin, p.target_version, p.dismissed)
-        for p in topic.partitions
+        for p in topic.held
         if p.target_version >= 0 or p.moving_from or p.planned or p.dismissed
     ]
     return _MovesRow(topic.topic_id, rows) if rows else None
 
 
-def _topic_row(topic: TopicImage) -> _TopicRow:
-    partitions: list[_PartitionRow] = [
-        (
-            p.index,
-            p.creation_epoch,
-            p.replicas,
-            tuple((r.node_id, f"{r.storage_id:x}") for r in p.first_voters),
-            p.voters,
-            p.voters_epoch,
-        )
-        for p in topic.partitions
+def _retired_row(topic: TopicImage) -> _RetiredRow | None:
+    states: list[_StateRow] = [
+        (p.index, p.state, p.state_version, p.begins_at, p.after_epoch)
+        for p in topic.held
+        if p.state_version >= 0 or p.after_epoch >= 0 or p.begins_at
     ]
+    if not (states or topic.retired or topic.numbers or topic.aliases):
+        return None
+    numbers = [
+        (number, topic.numbers[number].end_offset, topic.numbers[number].leader_epoch)
+        for number in sorted(topic.numbers)
+    ]
+    retired = [_partition_row(partition) for partition in topic.retired]
+    return _RetiredRow(topic.topic_id, topic.aliases, retired, states, numbers)
+
+
+def _partition_row(partition: PartitionImage) -> _PartitionRow:
+    return (
+        partition.index,
+        partition.creation_epoch,
+        partition.replicas,
+        tuple((r.node_id, f"{r.storage_id:x}") for r in partition.first_voters),
+        partition.voters,
+        partition.voters_epoch,
+    )
+
+
+def _topic_row(topic: TopicImage) -> _TopicRow:
+    partitions = [_partition_row(partition) for partition in topic.partitions]
     return _TopicRow(topic.name, topic.topic_id, partitions, _sorted_dict(topic.configs))
 
 
-def _read_topic(row: _TopicRow) -> TopicImage:
-    partitions = tuple(
-        PartitionImage(
-            index,
-            creation_epoch,
-            _nodes(replicas),
-            tuple(ReplicaId(NodeId(n), StorageId(int(s, 16))) for n, s in first_voters),
-            _nodes(voters),
-            voters_epoch,
-        )
-        for index, creation_epoch, replicas, first_voters, voters, voters_epoch in row.partitions
+def _read_partition(row: _PartitionRow) -> PartitionImage:
+    index, creation_epoch, replicas, first_voters, voters, voters_epoch = row
+    return PartitionImage(
+        index,
+        creation_epoch,
+        _nodes(replicas),
+        tuple(ReplicaId(NodeId(n), StorageId(int(s, 16))) for n, s in first_voters),
+        _nodes(voters),
+        voters_epoch,
     )
+
+
+def _read_topic(row: _TopicRow) -> TopicImage:
+    partitions = tuple(map(_read_partition, row.partitions))
     return TopicImage(row.name, row.topic_id, partitions, Map(row.configs))
 
 

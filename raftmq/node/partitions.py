@@ -43,10 +43,11 @@ from raftmq.log.folders import (
 from raftmq.log.hard_state import GroupState
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
-from raftmq.metadata.config_keys import CATCH_UP_RATE, THROTTLED_RATE
+from raftmq.metadata.config_keys import CATCH_UP_RATE, CLOSING_QUIET, THROTTLED_RATE
 from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.retirement import Retirement
 from raftmq.node.targets import Targets
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
@@ -228,6 +229,12 @@ class Partitions:
             ask=control.ask_contact,
             led=lambda: [r for r in self._replicas.values() if r.is_leader],
         )
+        self._retirement = Retirement(
+            control.engine,
+            self.registry,
+            lambda: control.lifecycle.broker_epoch,
+            lambda topic: float(self._configs(topic)[CLOSING_QUIET]),
+        )
         self.quarantined: list[str] = []
         self.on_role = on_role
         """Called when a replica has another role, term or leader."""
@@ -380,6 +387,8 @@ class Partitions:
             initial=Configuration(voters=tuple(sorted(action.voters))),
             log_config=log_config(configs),
             is_return=action.is_return,
+            begins_at=action.begins_at,
+            after_epoch=action.after_epoch,
         )
         while not await self._tasks.in_thread(opener.attempt):
             opener.settle()
@@ -665,6 +674,7 @@ class Partitions:
     def tick(self, now_ms: float) -> None:
         """Stand for election where new groups wait; state what this node leads."""
         self._stand_eagerly()
+        self._retirement.tick(now_ms)
         if now_ms < self._next_report_ms:
             return
         self._next_report_ms = now_ms + REPORT_MS

@@ -240,7 +240,7 @@ async def _look_at_topics(node: Node) -> _Look:
     for topic in image.topics_by_id():
         look.topics[topic.name] = len(topic.partitions)
         look.unheld += unheld(image, topic)
-        for partition in topic.partitions:
+        for partition in topic.held:
             for node_id in {*partition.replicas, *partition.voters}:
                 look.held[node_id] = look.held.get(node_id, 0) + 1
         await turns.pause()
@@ -545,7 +545,7 @@ def not_running(node: NodeCore, topic: TopicImage) -> list[dict[str, object]]:
     by_group = node.partitions.registry.by_group
     return [
         {"topic": topic.name, "partition": partition.index}
-        for partition in topic.partitions
+        for partition in topic.held
         if node.node_id in partition.replicas and by_group(topic.group_id(partition.index)) is None
     ]
 
@@ -553,7 +553,7 @@ def not_running(node: NodeCore, topic: TopicImage) -> list[dict[str, object]]:
 def unheld(image: MetadataImage, topic: TopicImage) -> list[dict[str, object]]:
     """Partitions of a topic that no live broker holds, so that no replica can say why."""
     rows: list[dict[str, object]] = []
-    for partition in topic.partitions:
+    for partition in topic.held:
         holders = sorted({*partition.replicas, *partition.voters})
         if any(image.live_epoch(node_id) is not None for node_id in holders):
             continue

@@ -72,9 +72,9 @@ class Targets:
         delete anything."""
         group, term = replica.group, replica.core.term
         topic = self._engine.image.topic_by_id(group.topic_id)
-        if topic is None or not topic.has(group):
+        partition = None if topic is None else topic.partition(group.partition)
+        if partition is None or partition.creation_epoch != group.creation_epoch:
             return UNSEEN
-        partition = topic.partitions[group.partition]
         wanted = _Seen(term, partition.target_version)
         seen = self._seen.get(group)
         # Without anybody who could be ordered to go, nobody asks, and a node that comes to lead

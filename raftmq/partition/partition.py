@@ -76,6 +76,7 @@ from raftmq.records import (
     parse_header,
 )
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions, reports_bugs
+from raftmq.replication.seals import Seal
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -858,6 +859,39 @@ class Partition:
         if replica.log_start_offset >= target:  # a group of one may be that quick
             return DeleteResult(ErrorCode.NONE, replica.log_start_offset)
         return self._deletes.park(target, timeout_ms)
+
+    # ---- seals ----
+
+    @reports_assertions
+    def seal(self, seal: Seal) -> bool:
+        """Write a seal into the log, or its end; False when that cannot be done now. A seal waits
+        for the ends of open transactions, which could not be written behind it.
+
+        Raises:
+            KafkaError: leadership was lost.
+        """
+        if self._is_closed or not self.replica.is_writable:
+            return False
+        if seal.is_closed:
+            if not self._producers.is_exact:
+                return False
+            if self._producers.table.first_open_offset is not None:
+                return False
+        self.replica.seal(seal)
+        return True
+
+    @property
+    def is_sealed(self) -> bool:
+        """True at a leader whose log has a committed seal: where it ends now, it ends for good."""
+        replica = self.replica
+        seal = replica.newest_seal
+        is_closed = seal is not None and seal.is_closed
+        return is_closed and replica.is_writable and replica.is_seal_committed
+
+    @property
+    def is_empty(self) -> bool:
+        """True when such a log has nothing left."""
+        return self.is_sealed and self.replica.log_start_offset >= self.replica.log_end_offset
 
     # ---- the state machine of the replica ----
 

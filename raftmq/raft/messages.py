@@ -34,6 +34,7 @@ class EntryKind(IntEnum):
     ELECTION = 1  # a leader's first entry of its term (Raft §8)
     MEMBERSHIP = 2  # a new configuration, in force from its append on (Raft thesis §4.1)
     LOG_START = 3  # the leader's proposal to drop a prefix; opaque to the core
+    SEAL = 4  # no batch follows, or batches follow again; opaque to the core
 
 
 @frozen(slots=True)

@@ -22,6 +22,7 @@ from raftmq.raft.messages import AppendRequest, Effects, Entry, EntryKind, Insta
 from raftmq.records import check_batch
 from raftmq.replication.log_start import decode_proposal
 from raftmq.replication.ports import StateChecker
+from raftmq.replication.seals import Seal
 from raftmq.types import Buffer, Offset, RaftIndex, Term
 
 
@@ -68,6 +69,8 @@ def _check_bare(entry: Entry) -> None:
     elif entry.kind is EntryKind.LOG_START:
         target = decode_foreign("log-start proposal", decode_proposal, entry.payload)
         check_bounds("log start", target, POSITION_MAX)
+    elif entry.kind is EntryKind.SEAL:
+        decode_foreign("seal", Seal.decode, entry.payload)
 
 
 def _check_configuration(encoded: Buffer) -> None:

@@ -77,7 +77,8 @@ class ReplicaOpener:
 
     `initial` is the configuration with which the group was created; empty for a replica that joins
     later. `is_return`: the group has let this node go since, so the node may have forgotten what it
-    promised, even where the journal knows of nothing.
+    promised, even where the journal knows of nothing. Its log begins at `begins_at`, behind
+    `after_epoch`, the same on every node: terms of the group are above that.
     """
 
     def __init__(
@@ -89,11 +90,13 @@ class ReplicaOpener:
         initial: Configuration,
         log_config: LogConfig,
         is_return: bool = False,
+        begins_at: Offset = Offset(0),
+        after_epoch: LeaderEpoch = LeaderEpoch(0),
     ) -> None:
         self._opening = opening
         self._group = group
         self._folder = folder
-        self._initial = initial
+        self._begin = _begin_at(initial, begins_at, after_epoch)
         self._log_config = log_config
         self._state = opening.journal.get(group)
         self._identity: ReplicaId | None = None
@@ -122,7 +125,7 @@ class ReplicaOpener:
                 self._folder,
                 self._log_config,
                 claimed_flushed_end=RaftIndex(claimed),
-                initial=_begin_at(self._initial),
+                initial=self._begin,
                 clock=self._opening.clock,
                 shared=self._opening.shared,
                 before_cut=None if self._is_lost else self._before_cut,
@@ -222,11 +225,11 @@ def open_replica(
     return opener.replica(machine, config)
 
 
-def _begin_at(initial: Configuration) -> LogStart:
+def _begin_at(initial: Configuration, begins_at: Offset, after_epoch: LeaderEpoch) -> LogStart:
     return LogStart(
-        offset=Offset(0),
-        index=RaftIndex(0),
-        previous_epoch=LeaderEpoch(0),
+        offset=begins_at,
+        index=RaftIndex(begins_at),
+        previous_epoch=after_epoch,
         configuration=initial.encode(),
         state=b"",
     )

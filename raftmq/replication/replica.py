@@ -21,6 +21,7 @@ from typing import Final
 import attrs
 
 from raftmq.errors import (
+    ErrorCode,
     KafkaError,
     NotLeaderError,
     RemoteProtocolError,
@@ -80,6 +81,7 @@ from raftmq.replication.ports import (
 )
 from raftmq.replication.quiescence import Quiescence
 from raftmq.replication.repair import Repairer
+from raftmq.replication.seals import Seal, Seals
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -145,6 +147,7 @@ class Replica:
         self._membership = MembershipChanges()
         self._barriers = ReadBarriers()
         self._moves = LogStartMoves(log, machine, clock)
+        self._seals = Seals(log)
         self.quiescence = Quiescence(config, self.send)
         self._source = LogSource(
             group, log, self._look_for_damage, self._read_failed, self.touch, catch_up
@@ -209,8 +212,11 @@ class Replica:
         Raises:
             NotLeaderError: another replica leads, or none.
             StorageError: the disk refused; nothing was appended.
+            KafkaError: UNKNOWN_TOPIC_OR_PARTITION, behind a seal.
         """
         self._check_may_propose()
+        if self._seals.is_closed:
+            raise KafkaError("it is sealed", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         log = self.log
         base_offset = log.log_end_offset
         start = log.end_index
@@ -248,6 +254,21 @@ class Replica:
             raise NotLeaderError("the new leader has not committed in its term yet")
         assert target <= self.high_watermark, "only committed records may be dropped"
         entry = self.core.propose(encode_proposal(target), 1, EntryKind.LOG_START)
+        self.touch()
+        return entry
+
+    @reports_bugs
+    def seal(self, seal: Seal) -> Entry:
+        """Propose that no record follows, or that records may follow again. It is in force for
+        every append after this call, as long as this log has it.
+
+        Raises:
+            NotLeaderError: another replica leads, or none.
+        """
+        self._check_may_propose()
+        newest = self._seals.newest
+        assert newest is None or seal.version > newest.version, "an older order than the last"
+        entry = self.core.propose(seal.encode(), 1, EntryKind.SEAL)
         self.touch()
         return entry
 
@@ -533,6 +554,8 @@ class Replica:
             self.log.append_bare(entry.start, epoch, int(entry.kind), bytes(entry.payload))
             if entry.kind is EntryKind.LOG_START:
                 self._moves.note(entry.end, entry.payload)
+            elif entry.kind is EntryKind.SEAL:
+                self._seals.note(entry.end, entry.payload)
         self._appended(entry)
 
     def _appended(self, entry: Entry) -> None:
@@ -550,6 +573,7 @@ class Replica:
         self._outbox.cap(end)
         self._prewritten_end = min(self._prewritten_end, end)
         self._moves.truncate_to(end)
+        self._seals.look()
         self.machine.truncated(end)
 
     def _install(self, install: InstallLogStart) -> None:
@@ -560,6 +584,7 @@ class Replica:
         self._outbox.cap(log_start.index)
         self._prewritten_end = RaftIndex(0)
         self._moves.clear()
+        self._seals.look()
         self.machine.restore(log_start)
 
     def _announce(self) -> None:
@@ -638,6 +663,7 @@ class Replica:
         self._prewritten_end = RaftIndex(0)
         self._outbox.clear()  # the promises may rest on entries that were lost
         self._moves.truncate_to(self.log.end_index)
+        self._seals.look()
         self.machine.truncated(self.log.end_index)
         self._role_changed(SoftState(Role.FOLLOWER, self.core.term, None))
 
@@ -826,6 +852,16 @@ class Replica:
     def commit_end(self) -> RaftIndex:
         """Everything below is committed, as far as known here."""
         return self._commit_end
+
+    @property
+    def newest_seal(self) -> Seal | None:
+        """The newest seal of this log, or the newest end of one; committed or not."""
+        return self._seals.newest
+
+    @property
+    def is_seal_committed(self) -> bool:
+        """True when the newest of them is committed."""
+        return self._seals.newest is not None and self._seals.end <= self._commit_end
 
     @property
     def configuration(self) -> Configuration:

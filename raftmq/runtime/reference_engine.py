@@ -32,8 +32,6 @@ from raftmq.metadata.commands import (
     AnyCommand,
     Envelope,
     NoOperation,
-    Rejection,
-    Result,
     UpdateFeatures,
     decode_envelope,
     encode_envelope,
@@ -42,6 +40,10 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.engine import BatchCallback, CommandNotAppliedError, ImageCallback
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
+from raftmq.metadata.results import (
+    Rejection,
+    Result,
+)
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.ports import Clock
 from raftmq.promise import Promise

@@ -396,7 +396,7 @@ def _gone(image: MetadataImage | None, survivors: Sequence[NodeId]) -> Iterator[
     if image is None:
         return
     for topic in image.topics_by_id():
-        for partition in topic.partitions:
+        for partition in topic.held:
             if not any(n in survivors for n in (*partition.replicas, *partition.voters)):
                 yield f"{topic.name}-{partition.index}"
 

@@ -26,9 +26,9 @@ from raftmq.metadata.commands import (
     InitProducer,
     OffsetsTransaction,
     Row,
-    RowDone,
 )
 from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, MetadataImage, candidate
+from raftmq.metadata.results import RowDone
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.promise import Promise

@@ -21,8 +21,9 @@ from typing import Final, Protocol
 import structlog
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import ReportMarkers, RowDone
+from raftmq.metadata.commands import ReportMarkers
 from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.results import RowDone
 from raftmq.metadata.transactions import Standing, Transaction
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.transactions import (
@@ -328,12 +329,13 @@ class LeaderTransactions:
         image = self._engine.image
         for key, ended in reports.items():
             topic = image.topic_by_id(key[0])
-            if topic is None or key[1] >= len(topic.partitions):
+            partition = None if topic is None else topic.partition(key[1])
+            if partition is None:
                 continue  # deleted meanwhile: it owes nothing
             row = ReportMarkers(
                 topic_id=key[0],
                 partition=key[1],
-                creation_epoch=topic.partitions[key[1]].creation_epoch,
+                creation_epoch=partition.creation_epoch,
                 ended=tuple(ended),
             )
             self._rows.add(row).when_done(partial(self._reported, key))

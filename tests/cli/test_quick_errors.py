@@ -25,6 +25,7 @@ WORDS: dict[str, str] = {
     "topic alter": "t --set retention.ms=5",
     "topic delete": "t u v",
     "topic add-partitions": "t 4",
+    "topic shrink": "t -p 1",
     "topic trim": "t --before 1",
     "group list": "",
     "group describe": "g",

@@ -28,12 +28,16 @@ from raftmq.log.model import FlushJob, LogConfig
 from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.broker_messages import CreateTopicsCall, DeleteTopicsCall, NewTopic
-from raftmq.metadata.commands import AllocateProducerIds, Envelope, Result
+from raftmq.metadata.commands import (
+    AllocateProducerIds,
+    Envelope,
+)
 from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.features import FORMATS, SUPPORTED, Ranges, named
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.machine import AHEAD, MetadataMachine, Skip, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.results import Result
 from raftmq.metadata.snapshot import SnapshotEncoder, encode_image
 from raftmq.ports import Disk, DiskError
 from raftmq.promise import Promise

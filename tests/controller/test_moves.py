@@ -37,19 +37,21 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     FenceBroker,
     MembersReport,
-    MoveOutcomes,
     NodeChange,
     NodeState,
     Origin,
     PlanMoves,
     PlannedMove,
     ReassignPartition,
-    Rejection,
     ReplaceNode,
     ReportVoters,
     UnfenceBroker,
 )
 from raftmq.metadata.image import MetadataImage, PartitionImage, all_partitions
+from raftmq.metadata.results import (
+    MoveOutcomes,
+    Rejection,
+)
 from raftmq.types import LeaderEpoch, NodeId
 from tests.metadata.metadata_commands import (
     Machine,

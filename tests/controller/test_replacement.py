@@ -23,12 +23,12 @@ from raftmq.metadata.commands import (
     NodeChange,
     NodeState,
     ReassignPartition,
-    Rejection,
     ReplaceNode,
     ReportVoters,
     VotersReport,
 )
 from raftmq.metadata.image import MetadataImage, partition_target
+from raftmq.metadata.results import Rejection
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration

@@ -16,11 +16,11 @@ from raftmq.metadata.commands import (
     InitProducer,
     ReportMarkers,
     Row,
-    RowsDone,
     TransactionRows,
 )
 from raftmq.metadata.features import SUPPORTED
 from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.results import RowsDone
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.promise import Promise
 from tests.controller.control_world import ControlWorld, WorldNode

@@ -20,8 +20,8 @@ from raftmq.metadata.commands import (
     CommitOffsets,
     CommittedOffset,
     Generation,
-    Rejection,
 )
+from raftmq.metadata.results import Rejection
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicPartition
 from tests.groups.world import Fencing, Image, Nodes, Proposal

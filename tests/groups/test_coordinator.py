@@ -728,9 +728,9 @@ def test_no_look_for_expiry_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftmq.groups.coordinator._LOOKED_AT_ONCE", 4)
     looked: list[str] = []
 
-    def look(state: GroupImage, now_ms: int, retention_ms: int) -> tuple[ExpiredOffset, ...]:
+    def look(state: GroupImage, *how: Any) -> tuple[ExpiredOffset, ...]:
         looked.append(state.name)
-        return expired_offsets(state, now_ms, retention_ms)
+        return expired_offsets(state, *how)
 
     monkeypatch.setattr("raftmq.groups.coordinator.expired_offsets", look)
     nodes = Nodes(1)

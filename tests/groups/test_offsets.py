@@ -15,12 +15,14 @@ from raftmq.groups.offsets import CommitQueue, expired_offsets
 from raftmq.metadata.commands import (
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     CommittedOffset,
     GroupCommand,
-    GroupDone,
 )
 from raftmq.metadata.image import GroupImage
+from raftmq.metadata.results import (
+    CommitsDone,
+    GroupDone,
+)
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.types import TopicPartition

@@ -15,8 +15,9 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.model import GroupConfig
 from raftmq.metadata.apply_groups import apply_group
-from raftmq.metadata.commands import GroupCommand, Rejection
+from raftmq.metadata.commands import GroupCommand
 from raftmq.metadata.image import GroupsImage
+from raftmq.metadata.results import Rejection
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.types import NodeId
@@ -69,9 +70,13 @@ class Image:
     level: int = 1
     topics: dict[str, Any] = field(factory=dict)
     shunned: tuple[NodeId, ...] = ()
+    views: dict[str, str] = field(factory=dict)
 
     def live_epoch(self, node_id: NodeId) -> int | None:
         return self.live.get(node_id)
+
+    def sources(self) -> dict[str, str]:
+        return self.views
 
     def coordinators(self) -> list[NodeId]:
         return [node_id for node_id in sorted(self.live) if node_id not in self.shunned]

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.metadata.features import SUPPORTED
 from tests.clients.programs import kafka_command
 from tests.live.harness import Cluster
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 LEVEL, VERSION = "raftmq.level", "transaction.version"
+NEWEST = SUPPORTED[LEVEL][1]
 
 
 def kafka_features(cluster: Cluster, *words: str) -> tuple[int, str]:
@@ -32,14 +34,15 @@ def test_a_new_cluster_has_the_newest_levels_which_are_shown_and_changed(tmp_pat
         assert shown.stdout.split()[:4] == ["Feature", "Level", "RaisableTo", "SupportedByNode"]
         code, told = kafka_features(cluster, "describe")
         assert code == 0, told
-        assert f"Feature: {LEVEL}\tSupportedMinVersion: 1\tSupportedMaxVersion: 5" in told
-        assert "FinalizedVersionLevel: 5\tEpoch: " in told
+        assert f"Feature: {LEVEL}\tSupportedMinVersion: 1\tSupportedMaxVersion: {NEWEST}" in told
+        assert f"FinalizedVersionLevel: {NEWEST}\tEpoch: " in told
         assert f"Feature: {VERSION}\tSupportedMinVersion: 0\tSupportedMaxVersion: 2" in told
         assert "FinalizedVersionLevel: 2\tEpoch: " in told
 
-        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}=6")
+        refused = cluster.run("cluster", "features", "--raise", f"{LEVEL}={NEWEST + 1}")
         assert refused.returncode == 1
-        assert "raftmq.level cannot be 6: broker 1 supports 1 to 5" in refused.stderr
+        told = f"raftmq.level cannot be {NEWEST + 1}: broker 1 supports 1 to {NEWEST}"
+        assert told in refused.stderr
         usage = cluster.run("cluster", "features", "--raise", LEVEL)
         assert usage.returncode == 2
         assert "NAME=LEVEL is wanted" in usage.stderr
@@ -59,9 +62,9 @@ def test_a_new_cluster_has_the_newest_levels_which_are_shown_and_changed(tmp_pat
         assert answer["Features"] == [
             {
                 "Feature": LEVEL,
-                "Level": 5,
-                "RaisableTo": 5,
-                "SupportedByNode": {"1": "1-5"},
+                "Level": NEWEST,
+                "RaisableTo": NEWEST,
+                "SupportedByNode": {"1": f"1-{NEWEST}"},
             },
             {
                 "Feature": VERSION,

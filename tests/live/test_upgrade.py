@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rolling import TOPIC, Application
+from raftmq.metadata.features import SUPPORTED
 from tests.live.harness import Cluster, Node, lack, wait_until
 from tests.live.load import create_topic, in_sync
 
@@ -24,6 +25,7 @@ PARTITIONS = 4
 RATE = 40
 """Records a second: enough that each handover meets some under way."""
 LEVEL = "raftmq.level"
+NEWEST = SUPPORTED[LEVEL][1]
 PATIENT = {"shutdown_timeout_ms": 60_000}
 
 
@@ -136,7 +138,7 @@ def upgrade(cluster: Cluster, application: Application, older: Path) -> None:
     roll(cluster, application, None, 2, 3)
     roll(cluster, application, older, 1, 2, 3)
     roll(cluster, application, None, 1, 2, 3)
-    for level in (2, 3, 4):
+    for level in range(2, NEWEST + 1):
         code, told = features(cluster, "--raise", f"{LEVEL}={level}")
         assert code == 0, told
         levels = {row["Feature"]: row["Level"] for row in json.loads(told)["Features"]}
@@ -155,7 +157,7 @@ def turned_away(cluster: Cluster, older: Path) -> None:
     """One that never was of this cluster is turned away at the door."""
     node = Node(cluster, 4, "127.0.0.1", cluster.folder / "data-4", None)
     said = tries(node, older, "start a newer raftmq")
-    assert f"({LEVEL} is 4)" in said
+    assert f"({LEVEL} is {NEWEST})" in said
     assert "format 5 at node 4" in said
     told = "".join(cluster[n].log_path.read_text() for n in (1, 2, 3))
     assert "refused a peer" in told

@@ -12,6 +12,7 @@ from immutables import Map
 
 from raftmq.metadata.apply import apply
 from raftmq.metadata.commands import (
+    NO_TOPIC_ID,
     AbortExpired,
     AddPartitions,
     AllocateProducerIds,
@@ -53,10 +54,14 @@ from raftmq.metadata.commands import (
     RegisterBroker,
     ReleaseGroup,
     ReplaceNode,
+    ReportGone,
     ReportMarkers,
+    ReportSealed,
     ReportVoters,
-    Result,
     Row,
+    SealPartitions,
+    SealReport,
+    ShrinkTopic,
     TopicCreation,
     TransactionRows,
     UnfenceBroker,
@@ -67,6 +72,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.credentials import ScramDeletion, ScramUpsertion
 from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import EMPTY_IMAGE, RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.results import Result
 from raftmq.raft.membership import Configuration
 from raftmq.rights import Kind, Operation, Pattern, Permission, Rule
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId, TopicId
@@ -157,9 +163,9 @@ class Machine:
             self.apply(UnfenceBroker(node_id=node(number), broker_epoch=epoch))
 
 
-def raised(image: MetadataImage) -> MetadataImage:
-    """The same at the newest level."""
-    return evolve(image, features=Map({RAFTMQ_LEVEL: SUPPORTED[RAFTMQ_LEVEL][1]}), features_epoch=0)
+def raised(image: MetadataImage, level: int = SUPPORTED[RAFTMQ_LEVEL][1]) -> MetadataImage:
+    """The same at a level; else at the newest that this version offers."""
+    return evolve(image, features=Map({RAFTMQ_LEVEL: level}), features_epoch=0)
 
 
 NODES = st.integers(1, 5).map(node)
@@ -220,6 +226,18 @@ ROWS: st.SearchStrategy[Row] = st.one_of(
     st.builds(AbortExpired, **CREDENTIALS, txn_seq=TXN_SEQS),
     st.builds(ForgetId, **CREDENTIALS, txn_seq=TXN_SEQS, changed_at_ms=st.integers(-1, 3)),
 )
+SEAL_REPORTS = st.lists(
+    st.builds(
+        SealReport,
+        TOPIC_IDS,
+        st.integers(0, 2),
+        EPOCHS,
+        EPOCHS,
+        st.integers(0, 9),
+        st.integers(0, 9),
+    ),
+    max_size=3,
+).map(tuple)
 
 RULES = st.lists(
     st.builds(
@@ -299,6 +317,22 @@ COMMANDS = st.one_of(
         ).map(tuple),
         origin=ORIGINS,
     ),
+    st.builds(
+        ShrinkTopic,
+        topic_id=TOPIC_IDS,
+        partitions=st.integers(-1, 2),
+        listed=st.integers(1, 3),
+        view=st.sampled_from(["a", "v", "w"]),
+        view_id=st.integers(5, 9).map(topic_id),
+        alias=st.sampled_from([NO_TOPIC_ID, NO_TOPIC_ID, topic_id(8), topic_id(9)]),
+    ),
+    st.builds(
+        SealPartitions,
+        topic_id=TOPIC_IDS,
+        partitions=st.lists(st.tuples(st.integers(-1, 2), EPOCHS), max_size=2).map(tuple),
+    ),
+    st.builds(ReportSealed, reports=SEAL_REPORTS),
+    st.builds(ReportGone, reports=SEAL_REPORTS),
     st.builds(
         ChangeNodes,
         changes=st.lists(

@@ -14,11 +14,9 @@ from raftmq.metadata.commands import (
     NO_TOPIC_ID,
     AllocateProducerIds,
     AlterConfigs,
-    Claimed,
     ClaimGroup,
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     CommittedOffset,
     ConfigChange,
     ConfirmRemoved,
@@ -28,15 +26,11 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     Envelope,
     FenceBroker,
-    GroupDone,
     NodeState,
     NoOperation,
     PartitionAddition,
-    ProducerIds,
     ReassignPartition,
     RegisterBroker,
-    Registered,
-    Rejection,
     ReportVoters,
     UnfenceBroker,
     UnregisterBroker,
@@ -44,7 +38,21 @@ from raftmq.metadata.commands import (
     decode_envelope,
     encode_envelope,
 )
-from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage, PartitionImage, all_partitions
+from raftmq.metadata.image import (
+    LEVEL_OF_MOVES,
+    LEVEL_OF_VIEWS,
+    MetadataImage,
+    PartitionImage,
+    all_partitions,
+)
+from raftmq.metadata.results import (
+    Claimed,
+    CommitsDone,
+    GroupDone,
+    ProducerIds,
+    Registered,
+    Rejection,
+)
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import NodeId, RaftGroupId, TopicId, TopicPartition
 from tests.metadata.metadata_commands import (
@@ -353,14 +361,18 @@ def test_producer_ids_end(machine: Machine) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(envelopes=st.lists(ENVELOPES, max_size=40), cut=st.integers(0, 40))
+@given(
+    envelopes=st.lists(ENVELOPES, max_size=40),
+    cut=st.integers(0, 40),
+    level=st.sampled_from([LEVEL_OF_MOVES, LEVEL_OF_VIEWS]),
+)
 def test_apply_is_total_pure_and_snapshots_lose_nothing(
-    envelopes: list[Envelope], cut: int
+    envelopes: list[Envelope], cut: int, level: int
 ) -> None:
     straight, restored = Machine(), Machine()
     for machine in (straight, restored):
         machine.register_all(1, 2, 3)
-        machine.image = raised(evolve(machine.image, submitters=Map()))
+        machine.image = raised(evolve(machine.image, submitters=Map()), level)
     for number, envelope in enumerate(envelopes):
         before = straight.image
         frozen = encode_image(before)
@@ -376,19 +388,26 @@ def test_apply_is_total_pure_and_snapshots_lose_nothing(
 
 
 def _check_invariants(image: MetadataImage) -> None:
-    names = {topic.topic_id: topic.name for topic in image.topics_by_id()}
+    names = {
+        topic_id: topic.name
+        for topic in image.topics_by_id()
+        for topic_id in (topic.topic_id, *topic.aliases)
+    }
     assert names == dict(image.topic_names)
     assert image.structure_version <= image.version
     for topic in image.topics_by_id():
-        for index, partition in enumerate(topic.partitions):
-            assert partition.index == index
+        assert [partition.index for partition in topic.partitions] == [
+            *range(len(topic.partitions))
+        ]
+        for partition in topic.held:
             assert partition.replicas
             assert partition.first_voters
         for key in image.removals:
             removal = image.removals[key]
             assert removal.nodes
             if topic.has(removal.group):
-                held = topic.partitions[removal.group.partition]
+                held = topic.partition(removal.group.partition)
+                assert held is not None
                 kept = (*held.replicas, *held.voters, *held.dismissed)
                 assert not any(n in kept for n in removal.nodes)
     for key, removal in image.removals.items():

@@ -10,11 +10,9 @@ from raftmq.metadata.apply_groups import apply_group, remove_topics
 from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     UNDATED,
-    Claimed,
     ClaimGroup,
     CommitMany,
     CommitOffsets,
-    CommitsDone,
     CommittedOffset,
     DeleteGroup,
     DeleteOffsets,
@@ -23,15 +21,19 @@ from raftmq.metadata.commands import (
     ExpireOffsets,
     Generation,
     GroupCommand,
-    GroupDone,
     GroupMember,
-    Rejection,
     ReleaseGroup,
     ReplaceMember,
     decode_envelope,
     encode_envelope,
 )
 from raftmq.metadata.image import GroupImage, GroupsImage, MetadataImage, holder
+from raftmq.metadata.results import (
+    Claimed,
+    CommitsDone,
+    GroupDone,
+    Rejection,
+)
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import NodeId, TopicPartition
 

@@ -12,11 +12,8 @@ from raftmq.metadata.commands import (
     ConfirmRemoved,
     CreateTopics,
     DeleteTopics,
-    Done,
     FenceBroker,
     MembersReport,
-    MoveOutcome,
-    MoveOutcomes,
     NodeChange,
     NodeState,
     Origin,
@@ -24,14 +21,19 @@ from raftmq.metadata.commands import (
     PlannedMove,
     ReassignPartition,
     RegisterBroker,
-    Registered,
-    Rejection,
     ReplaceNode,
     ReportVoters,
     UnregisterBroker,
 )
 from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import PartitionImage
+from raftmq.metadata.results import (
+    Done,
+    MoveOutcome,
+    MoveOutcomes,
+    Registered,
+    Rejection,
+)
 from raftmq.types import NodeId, RaftGroupId, StorageId
 from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
 

@@ -11,13 +11,12 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftmq.metadata import apply_moves
+from raftmq.metadata import image as image_module
 from raftmq.metadata.apply_moves import is_news, plan_moves, reassign_partition, report_voters
 from raftmq.metadata.commands import (
     CreateTopics,
     Envelope,
     MembersReport,
-    MoveOutcomes,
     Origin,
     PlanMoves,
     PlannedMove,
@@ -27,6 +26,7 @@ from raftmq.metadata.commands import (
     version_of,
 )
 from raftmq.metadata.image import MetadataImage, TopicImage
+from raftmq.metadata.results import MoveOutcomes
 from raftmq.types import NodeId, Offset
 from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id
 
@@ -186,7 +186,7 @@ def test_a_topic_is_copied_once_for_a_command(kind: str, monkeypatch: pytest.Mon
             copied.append(instance.name)
         return evolve(instance, **changes)
 
-    monkeypatch.setattr(apply_moves, "evolve", counted)
+    monkeypatch.setattr(image_module, "evolve", counted)
     after, _ = _applied(image, command, 19)
     assert copied == ["a"]
     changed = after.topics["a"].partitions

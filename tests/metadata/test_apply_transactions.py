@@ -15,7 +15,6 @@ from raftmq.metadata.apply_transactions import PRODUCER_ID_END, apply_rows
 from raftmq.metadata.commands import (
     UNDATED,
     CommitMany,
-    CommitsDone,
     CreateTopics,
     DeleteGroup,
     DeleteOffsets,
@@ -24,12 +23,15 @@ from raftmq.metadata.commands import (
     ExpireOffsets,
     ForgetId,
     Generation,
-    GroupDone,
     GroupMember,
     InitProducer,
-    Rejection,
     ReportMarkers,
     TransactionRows,
+)
+from raftmq.metadata.results import (
+    CommitsDone,
+    GroupDone,
+    Rejection,
 )
 from raftmq.metadata.transactions import EPOCH_LAST, Standing, TransactionState
 from tests.metadata.metadata_commands import creation, topic_id

@@ -23,11 +23,8 @@ from raftmq.metadata.broker_messages import (
 from raftmq.metadata.commands import (
     LATER_FIELDS,
     AllocateProducerIds,
-    Done,
     Envelope,
     FeatureUpdate,
-    Registered,
-    Rejection,
     UpdateFeatures,
     encode_envelope,
 )
@@ -41,6 +38,11 @@ from raftmq.metadata.features import (
 )
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
+from raftmq.metadata.results import (
+    Done,
+    Registered,
+    Rejection,
+)
 from raftmq.types import LeaderEpoch
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import Machine, node, register
@@ -268,7 +270,7 @@ def test_a_new_cluster_begins_at_the_newest_levels() -> None:
     cluster = MetadataCluster.formed(first_levels=first_levels(SUPPORTED, ()))
     for number in (1, 2, 3):
         image = cluster.nodes[number].engine.image
-        assert dict(image.features) == {LEVEL: 5, VERSION: 2}
+        assert dict(image.features) == {LEVEL: SUPPORTED[LEVEL][1], VERSION: 2}
         assert sorted(image.brokers) == [1, 2, 3]
     before = cluster.nodes[1].engine.image.features_epoch
     cluster.kill(1)

@@ -22,7 +22,6 @@ from raftmq.metadata.commands import (
     CreateTopics,
     DeleteAcls,
     DeleteTopics,
-    Done,
     FeatureUpdate,
     FenceBroker,
     NodeChange,
@@ -31,6 +30,7 @@ from raftmq.metadata.commands import (
     PlanMoves,
     PlannedMove,
     ReassignPartition,
+    ShrinkTopic,
     UnregisterBroker,
     UpdateFeatures,
 )
@@ -38,9 +38,12 @@ from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     LEVEL_OF_MOVES,
+    LEVEL_OF_SECURITY,
     LEVEL_OF_TRANSACTIONS,
+    LEVEL_OF_VIEWS,
     RAFTMQ_LEVEL,
 )
+from raftmq.metadata.results import Done
 from raftmq.metadata.snapshot import (
     NewerSnapshotError,
     SnapshotEncoder,
@@ -218,9 +221,7 @@ def _with_moves() -> Machine:
     machine = Machine()
     machine.register_all(1, 2, 3, 4, 5)
     machine.apply(CreateTopics(topics=(creation("b", 2, (1, 2)), creation("a", 1, (1, 2), (3, 1)))))
-    machine.image = evolve(
-        machine.image, features=Map({RAFTMQ_LEVEL: LEVEL_OF_MOVES}), features_epoch=0
-    )
+    machine.image = raised(machine.image, LEVEL_OF_MOVES)
     broker = machine.image.brokers[node(5)]
     machine.apply(FenceBroker(node_id=node(5), broker_epoch=broker.epoch))
     machine.apply(UnregisterBroker(node_id=node(5)))
@@ -275,7 +276,7 @@ RULES = tuple(
 
 def test_rules_are_written_in_format_5_and_are_all_there() -> None:
     machine = Machine()
-    machine.image = raised(machine.image)
+    machine.image = raised(machine.image, LEVEL_OF_SECURITY)
     machine.apply(CreateAcls(rules=RULES[::-1]))
     image = machine.image
     assert image.rules.count == len(RULES)
@@ -287,7 +288,7 @@ def test_rules_are_written_in_format_5_and_are_all_there() -> None:
         pass
     assert encoder.encode(image) == data
     other = Machine()
-    other.image = raised(other.image)
+    other.image = raised(other.image, LEVEL_OF_SECURITY)
     for rule in RULES:
         other.apply(CreateAcls(rules=(rule,)), submitter=2)
     assert list(other.image.rules) == list(image.rules), "in whichever order they came"
@@ -298,13 +299,35 @@ def test_rules_are_written_in_format_5_and_are_all_there() -> None:
 
 def test_a_snapshot_of_format_5_without_rules_or_users_is_refused() -> None:
     machine = Machine()
-    machine.image = raised(machine.image)
+    machine.image = raised(machine.image, LEVEL_OF_SECURITY)
     body = msgspec.msgpack.decode(encode_image(machine.image)[10:])
     for left_out, what in ((1, "users"), (2, "users"), (3, "rules")):
         with pytest.raises(SnapshotError, match=f"without {what}"):
             decode_image(_sealed(5, msgspec.msgpack.encode(body[:-left_out])))
     with pytest.raises(SnapshotError, match="another shape"):
         decode_image(_sealed(5, msgspec.msgpack.encode([*body, "later"])))
+
+
+def test_a_snapshot_of_format_6_without_retired_partitions_is_refused() -> None:
+    machine = Machine()
+    machine.register_all(1)
+    machine.image = raised(machine.image, LEVEL_OF_VIEWS)
+    machine.apply(CreateTopics(topics=(creation("a", 1, (1,), (1,)),)))
+    shrink = ShrinkTopic(
+        topic_id=topic_id(1), partitions=1, listed=2, view="v", view_id=topic_id(2)
+    )
+    machine.apply(shrink)
+    data = encode_image(machine.image)
+    assert data[4:6] == b"\0\6"
+    body = msgspec.msgpack.decode(data[10:])
+    for size in (-1, -2):
+        with pytest.raises(SnapshotError, match="without retired partitions"):
+            decode_image(_sealed(6, msgspec.msgpack.encode(body[:size])))
+    with pytest.raises(SnapshotError, match="another shape"):
+        decode_image(_sealed(6, msgspec.msgpack.encode([*body, "later"])))
+    body[-2][0][2] = []  # the retired one, of which there is a state
+    with pytest.raises(SnapshotError, match="without partition 1 of a"):
+        decode_image(_sealed(6, msgspec.msgpack.encode(body)))
 
 
 def test_a_snapshot_of_the_level_before_is_read_and_its_orders_are_found_after_a_raise() -> None:

@@ -15,12 +15,14 @@ from raftmq.metadata.commands import (
     CreateTopics,
     FeatureUpdate,
     InitProducer,
-    ProducerIds,
-    Rejection,
     TransactionRows,
     UpdateFeatures,
 )
 from raftmq.metadata.features import SUPPORTED
+from raftmq.metadata.results import (
+    ProducerIds,
+    Rejection,
+)
 from raftmq.promise import Promise
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import creation, node

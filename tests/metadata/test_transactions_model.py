@@ -22,16 +22,18 @@ from raftmq.metadata.commands import (
     DeleteTopics,
     EndTransaction,
     ForgetId,
-    GroupDone,
     InitProducer,
     OffsetsTransaction,
-    Rejection,
     ReportMarkers,
     Row,
-    RowDone,
     TransactionRows,
 )
 from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.results import (
+    GroupDone,
+    Rejection,
+    RowDone,
+)
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.metadata.transactions import (
     Transaction,

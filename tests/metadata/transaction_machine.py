@@ -21,9 +21,9 @@ from raftmq.metadata.commands import (
     OffsetsTransaction,
     ReportMarkers,
     Row,
-    RowDone,
     TransactionRows,
 )
+from raftmq.metadata.results import RowDone
 from raftmq.metadata.transactions import Transaction, transactions_of
 from raftmq.types import TopicId, TopicPartition
 from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id

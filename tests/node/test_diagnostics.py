@@ -211,7 +211,7 @@ def test_partitions_that_no_live_broker_holds() -> None:
     image: Any = SimpleNamespace(live_epoch=live.get)
     topic: Any = SimpleNamespace(
         name="t",
-        partitions=[
+        held=[
             SimpleNamespace(index=0, replicas=(1, 2), voters=(1, 2)),
             SimpleNamespace(index=1, replicas=(3, 1), voters=(1,)),
             SimpleNamespace(index=2, replicas=(3, 1), voters=(1, 2)),

@@ -23,6 +23,7 @@ from raftmq.ports import File, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.messages import Role, SoftState
 from raftmq.records import BatchHeader, Marker, parse_header, parse_marker, stamp
+from raftmq.replication.seals import Seal
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -252,6 +253,8 @@ class FakeReplica:
         self.leader_epoch = LeaderEpoch(5)
         self.high_watermark = Offset(0)
         self.failure: str | None = None
+        self.newest_seal: Seal | None = None
+        self.is_seal_committed = False
         self.voters: tuple[ReplicaId, ...] = REPLICAS
         self.in_sync = REPLICAS
         self.other_clocks_ms: list[int] = []
@@ -305,6 +308,9 @@ class FakeReplica:
             LogEntry(RaftIndex(base), RaftIndex(stamped.next_offset), self.leader_epoch, 0, data)
         )
         return base
+
+    def seal(self, seal: Seal) -> None:
+        self.newest_seal, self.is_seal_committed = seal, False
 
     def move_log_start(self, target: Offset) -> object:
         self.wished.append(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from raftmq.errors import ErrorCode, KafkaError
@@ -17,6 +18,7 @@ from raftmq.partition.transactions import (
 )
 from raftmq.promise import Promise
 from raftmq.records import Marker, NewRecord, build_batch, parse_header, parse_marker
+from raftmq.replication.seals import Seal
 from raftmq.types import ProducerId
 from tests.partition.fake_replica import Bench
 
@@ -148,3 +150,23 @@ def test_codes_by_version(verdict: Verdict, version: int, code: ErrorCode) -> No
 def test_what_is_added_is_no_refusal() -> None:
     with pytest.raises(AssertionError):
         not_taken(Added(1), 12)
+
+
+def test_a_seal_waits_for_the_ends_of_open_transactions() -> None:
+    """Behind it no marker could be written."""
+    bench = Bench()
+    open_one(bench)
+    open_one(bench, producer_id=PID + 1)
+    seal = Seal(7, is_closed=True)
+    assert not bench.partition.seal(seal)
+    bench.partition.end_transaction(decided())
+    assert not bench.partition.seal(seal)
+    assert bench.replica.newest_seal is None
+    other = attrs.evolve(decided(), producer_id=ProducerId(PID + 1))
+    bench.partition.end_transaction(other)
+    assert bench.partition.seal(seal), "the end is in the log, if not committed"
+    assert bench.replica.newest_seal == seal
+    open_one(bench)
+    assert bench.partition.seal(Seal(9, is_closed=False)), "an opening waits for nothing"
+    bench.replica.follow()
+    assert not bench.partition.seal(Seal(11, is_closed=True))

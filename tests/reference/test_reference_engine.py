@@ -15,9 +15,11 @@ from raftmq.metadata.commands import (
     AllocateProducerIds,
     Envelope,
     NoOperation,
+    encode_envelope,
+)
+from raftmq.metadata.results import (
     ProducerIds,
     Registered,
-    encode_envelope,
 )
 from raftmq.metadata.snapshot import encode_image
 from raftmq.records import NewRecord, build_batch, parse_header

@@ -10,8 +10,8 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import Rejection
 from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.results import Rejection
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.transactions import Decided
 from raftmq.promise import Promise

@@ -42,6 +42,7 @@ from raftmq.server.admin.pages import (
     read_body,
     too_large,
 )
+from raftmq.server.admin.topics import TopicsPage, topics_routes
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]
@@ -90,6 +91,7 @@ class PageSources:
     nodes: NodesPage
     leaders: LeadersPage
     balance: BalancePage
+    topics: TopicsPage
 
 
 def _faults_page(faults: FaultPort | None) -> Page:
@@ -121,6 +123,8 @@ PAGES: Final[Mapping[str, tuple[str, str]]] = {
     "/nodes/change": ("POST", "raftmq node add, drain, remove, ..."),
     "/moves": ("GET", "moves of replicas, planned and under way"),
     "/balance": ("POST", "raftmq cluster balance"),
+    "/topics": ("GET", "a topic's partitions: ?name=TOPIC"),
+    "/topics/shrink": ("POST", "raftmq topic shrink"),
     "/leaders": ("GET", "leaders, and which node should lead"),
     "/leaders/transfer": ("POST", "raftmq leader transfer"),
     "/faults": ("GET, PUT, DELETE", "faults for tests; refused in production"),
@@ -179,6 +183,7 @@ def make_app(sources: PageSources) -> Starlette:
         *nodes_routes(sources.nodes),
         *leaders_routes(sources.leaders),
         *balance_routes(sources.balance),
+        *topics_routes(sources.topics),
     ]
     return Starlette(routes=routes)
 

@@ -150,7 +150,7 @@ class NodesPage:
         survey = self._seen()
         led: dict[NodeId, int] = {}
         for topic in image.topics_by_id():
-            for partition in topic.partitions:
+            for partition in topic.held:
                 row = leaders.of(topic.topic_id, partition)
                 if row is not None:
                     led[row.leader_id] = led.get(row.leader_id, 0) + 1
@@ -278,7 +278,7 @@ class LeadersPage:
         control = self._control
         rows = []
         for topic in sorted(control.engine.image.topics_by_id(), key=lambda t: t.name):
-            for partition in topic.partitions:
+            for partition in topic.held:
                 row = control.leaders.of(topic.topic_id, partition)
                 rows.append(
                     {
@@ -325,12 +325,13 @@ class LeadersPage:
 
     def _find(self, wanted: TransferRequest) -> tuple[TopicImage, PartitionImage]:
         topic = self._control.engine.image.topics.get(wanted.topic)
-        if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+        partition = None if topic is None else topic.partition(wanted.partition)
+        if topic is None or partition is None:
             raise KafkaError(
                 f"there is no partition {wanted.topic}-{wanted.partition}",
                 code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             )
-        return topic, topic.partitions[wanted.partition]
+        return topic, partition
 
     def _check(self, to: NodeId, partition: PartitionImage, isr: tuple[NodeId, ...]) -> None:
         if to not in partition.replicas:

@@ -23,7 +23,10 @@ from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
-from raftmq.metadata.commands import AllocateProducerIds, ProducerIds, client_endpoint
+from raftmq.metadata.commands import (
+    AllocateProducerIds,
+    client_endpoint,
+)
 from raftmq.metadata.configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.image import (
@@ -34,6 +37,7 @@ from raftmq.metadata.image import (
     TopicImage,
     reassignment_of,
 )
+from raftmq.metadata.results import ProducerIds
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.registry import PartitionRegistry
@@ -47,6 +51,7 @@ from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.leader_waits import Hold, LeaderWaits
 from raftmq.server.kafka.limits import TokenBucket
 from raftmq.server.kafka.replies import Drains
+from raftmq.server.kafka.views import Views
 from raftmq.server.kafka.work import WorkScheduler, gather
 from raftmq.transactions.coordinator import TransactionCoordinator
 from raftmq.types import NodeId, TopicId, TopicPartition
@@ -252,6 +257,7 @@ class Broker:
         self.sessions = FetchSessions(clock, random, buggify=buggify)
         self.metadata_answers = MetadataAnswers()
         self.scheduler = WorkScheduler(deadlines)
+        self.views = Views(lambda: self.image, deadlines, clock)
         self.leader_waits = LeaderWaits(
             leader_table,
             deadlines,
@@ -297,19 +303,36 @@ class Broker:
             return found
         topic = self.find_topic(name, topic_id)
         if topic is None:
+            if self.views.find(name, topic_id) is not None:
+                return ErrorCode.INVALID_TOPIC_EXCEPTION  # nobody writes to a view
             is_named = name is not None
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_named else ErrorCode.UNKNOWN_TOPIC_ID
-        if not 0 <= index < len(topic.partitions):
+        if topic.partition(index) is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def find_readable(
+        self, name: str | None, topic_id: UUID | None, index: int
+    ) -> Partition | ErrorCode:
+        """As `find_partition`, for what is read only: that may be a view as well."""
+        found = self.find_partition(name, topic_id, index)
+        if found is not ErrorCode.INVALID_TOPIC_EXCEPTION:
+            return found
+        view = self.views.find(name, topic_id)
+        if view is None or index not in view:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if view.is_retired(index):
+            return self.find_partition(view.topic.name, None, index)
+        return self.views.empty(view, index)
 
     # ---- leaders and addresses ----
 
     def leader_of(self, topic: TopicImage, index: int) -> CurrentLeader:
         """The leader of a partition, or its last one: it is kept while a new one is elected, since
         clients that are told of none may not ask again."""
-        if 0 <= index < len(topic.partitions):
-            found = self.leader_table.of(topic.topic_id, topic.partitions[index])
+        partition = topic.partition(index)
+        if partition is not None:
+            found = self.leader_table.of(topic.topic_id, partition)
         else:
             found = self.leader_table.get(topic.topic_id, index)
         return NO_LEADER if found is None else CurrentLeader(found.leader_id, found.leader_epoch)
@@ -326,7 +349,7 @@ class Broker:
         leads none of them."""
         misses_one = False
         for topic in topics:
-            for image in topic.partitions:
+            for image in topic.held:
                 partition = self.partitions.by_id(topic.topic_id, image.index)
                 if partition is None:
                     continue
@@ -350,6 +373,8 @@ class Broker:
     def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `leader_of`, for a topic as a request names it."""
         topic = self.find_topic(name, topic_id)
+        if topic is None and (view := self.views.find(name, topic_id)) is not None:
+            topic = view.topic
         return NO_LEADER if topic is None else self.leader_of(topic, index)
 
     def leader_hint(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:

@@ -157,6 +157,8 @@ class Asked:
         """
         needs = NEEDS[ApiKey(self.context.api_key)]
         wanted = next(need for on, need in needs if on is kind and operation in (None, need))
+        if kind is Kind.TOPIC:
+            name = self.broker.views.source_of(name)
         if self.rights.may(wanted, kind, name):
             return True
         denied(self.broker, self.context, self.rights, wanted, kind, name)
@@ -164,7 +166,8 @@ class Asked:
 
     def sees(self, topic: str) -> bool:
         """True when the caller may know that there is that topic."""
-        return self.rights.may(Operation.DESCRIBE, Kind.TOPIC, topic)
+        source = self.broker.views.source_of(topic)
+        return self.rights.may(Operation.DESCRIBE, Kind.TOPIC, source)
 
 
 Guard: TypeAlias = Callable[[Asked, Struct], Any]
@@ -476,6 +479,8 @@ def _metadata_refusal(
     """Why a caller is told nothing of a topic that it names; NONE where it is told."""
     if topic_id is not None:
         topic = asked.broker.image.topic_by_id(TopicId(topic_id))
+        if topic is None and (view := asked.broker.views.find(None, topic_id)) is not None:
+            topic = view.topic
         if topic is not None and not asked.may(_TOPIC, topic.name):
             return ErrorCode.UNKNOWN_TOPIC_ID
         return ErrorCode.NONE
@@ -483,7 +488,9 @@ def _metadata_refusal(
         return ErrorCode.NONE  # which the handler refuses
     if not asked.may(_TOPIC, name):
         return NO_TOPIC
+    views = asked.broker.views
     is_missing = may_create and name not in asked.broker.image.topics
+    is_missing = is_missing and not views.is_reserved(name)
     if is_missing and not asked.rights.may(Operation.CREATE, _CLUSTER, CLUSTER_NAME):
         return ErrorCode.NONE if asked.may(_TOPIC, name, Operation.CREATE) else NO_TOPIC
     return ErrorCode.NONE

@@ -117,10 +117,14 @@ def _refusal(
     topic = name
     if topic is None and topic_id is not None:
         topic = broker.image.topic_names.get(TopicId(topic_id))
+        if topic is None and (view := broker.views.find(None, topic_id)) is not None:
+            topic = view.topic.name
         if topic_id == METADATA_TOPIC_ID:
             topic = METADATA_TOPIC
         if topic is None:  # also where a replica of a deleted topic is still there
             return ErrorCode.UNKNOWN_TOPIC_ID
+    if topic is not None:
+        topic = broker.views.source_of(topic)
     if topic is None or rights.may(operation, Kind.TOPIC, topic):
         return ErrorCode.NONE
     denied(broker, context, rights, operation, Kind.TOPIC, topic)

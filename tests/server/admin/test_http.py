@@ -54,13 +54,13 @@ async def status() -> dict[str, Any]:
 class NoCluster:
     """In place of the pages of nodes, leaders and balances."""
 
-    def show(self) -> dict[str, Any]:
+    def show(self, *_name: str) -> dict[str, Any]:
         return {}
 
     async def replace(self, _wanted: Any) -> dict[str, Any]:
         raise AssertionError("nobody asks for it")
 
-    transfer = change = balance = replace
+    transfer = change = balance = shrink = replace
     moves = show
 
 
@@ -74,6 +74,7 @@ def sources(**given: Any) -> PageSources:
         "nodes": NoCluster(),
         "leaders": NoCluster(),
         "balance": NoCluster(),
+        "topics": NoCluster(),
     }
     return PageSources(**{**others, **given})
 

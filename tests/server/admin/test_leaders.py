@@ -12,8 +12,9 @@ from immutables import Map
 
 from raftmq.controller.leaders import LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import Done, ReassignPartition
+from raftmq.metadata.commands import ReassignPartition
 from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, TopicImage
+from raftmq.metadata.results import Done
 from raftmq.promise import Promise
 from raftmq.server.admin.pages import LeadersPage, TransferRequest
 from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId

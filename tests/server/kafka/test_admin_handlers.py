@@ -28,6 +28,8 @@ from raftmq.metadata.broker_messages import (
     Outcome,
     UpdateFeaturesCall,
 )
+from raftmq.metadata.features import SUPPORTED
+from raftmq.metadata.image import RAFTMQ_LEVEL
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_request, encode_request
 from raftmq.raft.membership import Configuration
@@ -602,7 +604,8 @@ def test_update_features_of_nobody_knows_how_many_is_refused() -> None:
 def test_api_versions_tell_the_levels_and_the_offset_at_which_they_changed(version: int) -> None:
     """Clients of version 3 cannot read a feature whose lowest level is 0."""
     world = World()
-    known = [("raftmq.level", 1, 5), ("transaction.version", 0, 2)][: version - 2]
+    levels_known = (RAFTMQ_LEVEL, *SUPPORTED[RAFTMQ_LEVEL])
+    known = [levels_known, ("transaction.version", 0, 2)][: version - 2]
 
     def told() -> tuple[list[tuple[str, int, int]], list[tuple[str, int]], int]:
         answer = world.ask(

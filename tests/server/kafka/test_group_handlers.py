@@ -6,13 +6,16 @@ from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
+from immutables import Map
 
 from raftmq.config import NodeConfig
 from raftmq.errors import ErrorCode
 from raftmq.groups.model import JoinRequest
+from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, TopicImage, ViewImage
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.protocol import (
@@ -25,11 +28,13 @@ from raftmq.protocol import (
     encode_response,
 )
 from raftmq.server.kafka.handlers.groups import HANDLERS
+from raftmq.server.kafka.views import Views
 from raftmq.server.kafka.work import WorkScheduler
-from raftmq.types import NodeId, TopicPartition
+from raftmq.types import NodeId, ReplicaId, StorageId, TopicId, TopicPartition
 from tests.groups.world import FakeClock, Nodes
 from tests.server.kafka.world import context_of
 
+NO_TIME: Any = (Deadlines(FakeClock()), FakeClock())
 SUBSCRIPTION = b"\x00\x01\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
 
 
@@ -51,6 +56,7 @@ class FakeBroker:
     image: FakeImage = field(factory=FakeImage)
     config: NodeConfig = NodeConfig(node_id=1, data=Path("/tmp"))
     transactions: Any = SimpleNamespace(is_offered=False)
+    views: Views = field(factory=lambda: Views(lambda: EMPTY_IMAGE, *NO_TIME))
 
     @property
     def coordinator(self) -> Any:
@@ -229,7 +235,9 @@ def test_leave_group(version: int) -> None:
         assert codes == [("x", ErrorCode.UNKNOWN_MEMBER_ID), (joined.member_id, 0)]
 
 
-def commit(client: Client, version: int, joined: Any, *partitions: int) -> dict[int, int]:
+def commit(
+    client: Client, version: int, joined: Any, *partitions: int, topic: str = "t"
+) -> dict[int, int]:
     answer = client.ask(
         ApiKey.OFFSET_COMMIT,
         version,
@@ -239,7 +247,7 @@ def commit(client: Client, version: int, joined: Any, *partitions: int) -> dict[
         group_instance_id=None,
         topics=[
             Struct(
-                name="t",
+                name=topic,
                 partitions=[
                     Struct(
                         partition_index=p,
@@ -252,8 +260,8 @@ def commit(client: Client, version: int, joined: Any, *partitions: int) -> dict[
             )
         ],
     )
-    (topic,) = answer.topics
-    return {p.partition_index: p.error_code for p in topic.partitions}
+    (told,) = answer.topics
+    return {p.partition_index: p.error_code for p in told.partitions}
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
@@ -301,6 +309,39 @@ def test_offset_fetch(version: int) -> None:
     else:
         (partition,) = refused.topics[0].partitions
         assert partition.error_code == ErrorCode.NOT_COORDINATOR
+
+
+def test_offsets_of_a_view_are_those_of_its_topic_where_that_has_retired_something() -> None:
+    topic_id = TopicId(UUID(int=4))
+    ids = (ReplicaId(NodeId(1), StorageId(1)),)
+    listed, retired = (PartitionImage(n, 1, (NodeId(1),), ids, (NodeId(1),)) for n in (0, 1))
+    topic = TopicImage("t", topic_id, (listed,), Map(), retired=(retired,))
+    image = evolve(
+        EMPTY_IMAGE,
+        topics=Map(t=topic),
+        topic_names=Map({topic_id: "t"}),
+        views=Map(v=ViewImage("v", TopicId(UUID(int=5)), topic_id, 2)),
+    )
+    client = Client()
+    client.broker.views = Views(lambda: image, *NO_TIME)
+    joined = client.member()
+    assert commit(client, 8, joined, 0) == {0: 0}
+    codes = commit(client, 8, joined, 0, 1, 7, topic="v")
+    assert codes == {0: 0, 1: 0, 7: 0}, "what is said of an empty number is passed over"
+
+    def fetch(name: str) -> dict[int, int]:
+        asked = [Struct(name=name, partition_indexes=[0, 1, 7])]
+        answer = client.ask(ApiKey.OFFSET_FETCH, 7, group_id="g", topics=asked, require_stable=True)
+        (told,) = answer.topics
+        assert told.name == name
+        return {p.partition_index: p.committed_offset for p in told.partitions}
+
+    assert fetch("t") == fetch("v") == {0: 10, 1: 11, 7: -1}
+    told = client.ask(ApiKey.OFFSET_FETCH, 7, group_id="g", topics=None, require_stable=True)
+    found = {
+        (t.name, p.partition_index): p.committed_offset for t in told.topics for p in t.partitions
+    }
+    assert found == {("t", 0): 10, ("v", 1): 11}, "each where a tool finds its end"
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_GROUPS))

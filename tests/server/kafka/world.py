@@ -17,8 +17,9 @@ from raftmq.controller.control_plane import QuorumState
 from raftmq.controller.leaders import LeaderTable
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import AdminRequest, Outcome
-from raftmq.metadata.commands import Endpoint, ProducerIds
+from raftmq.metadata.commands import Endpoint
 from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from raftmq.metadata.results import ProducerIds
 from raftmq.partition.partition import Partition
 from raftmq.partition.registry import PartitionRegistry
 from raftmq.partition.settings import PartitionSettings

@@ -131,7 +131,9 @@ def _entries(broker: Broker, image: MetadataImage, resource: Struct) -> list[Con
     if resource.resource_type == TOPIC:
         if broker.check_topic_name(name) is not None:
             raise KafkaError(code=ErrorCode.INVALID_TOPIC_EXCEPTION)
-        return describe_topic(image, name, broker.node_id, static, keys)
+        view = broker.views.find(name, None)
+        source = name if view is None else view.topic.name
+        return describe_topic(image, source, broker.node_id, static, keys)
     if resource.resource_type == BROKER:
         if not name:
             return describe_broker(image, None, static, keys)

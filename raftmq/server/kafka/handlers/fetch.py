@@ -277,7 +277,7 @@ class Reading:
         broker = self._broker
         key = wanted.topic
         name, topic_id = (key, None) if isinstance(key, str) else (None, key)
-        found = broker.find_partition(name, topic_id, request.partition)
+        found = broker.find_readable(name, topic_id, request.partition)
         if isinstance(found, ErrorCode):
             return self._refuse(wanted, found)
         self.partitions.append((found, request.fetch_offset))

@@ -227,15 +227,19 @@ def handle_offset_commit(broker: Broker, context: RequestContext, request: Struc
     """Answer OffsetCommit when the offsets are applied; unknown partitions are left out."""
     image = broker.image
     known: dict[tuple[str, int], CommittedOffset] = {}  # of one partition the last one counts
+    passed_over: dict[tuple[str, int], ErrorCode] = {}
     count = 0
     for topic in request.topics:
         for partition in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            at = TopicPartition(topic.name, partition.partition_index)
-            if image.partition(at) is not None:
-                known[at.topic, at.partition] = CommittedOffset(
+            key = topic.name, partition.partition_index
+            at = broker.views.committed_at(*key)
+            if not broker.views.takes_commit(*key):
+                passed_over[key] = ErrorCode.NONE
+            elif image.partition(at) is not None:
+                known[key] = CommittedOffset(
                     topic=at.topic,
                     partition=at.partition,
                     offset=partition.committed_offset,
@@ -251,7 +255,7 @@ def handle_offset_commit(broker: Broker, context: RequestContext, request: Struc
         known_version=image.structure_version,
     )
     codes = yield from value_of(committed)
-    of = dict(zip(known, codes, strict=True))
+    of = {**passed_over, **dict(zip(known, codes, strict=True))}
     return Struct(topics=(yield from per_partition(request.topics, of)))
 
 
@@ -282,7 +286,9 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Struct
         result = yield from value_of(broker.coordinator.fetch_offsets(request.group_id))
         is_old = version < _TOP_LEVEL_ERROR_FROM
         is_strict = version >= _REQUIRE_STABLE_FROM and request.require_stable
-        topics = yield from _saved(request.topics, result, with_error=is_old, is_strict=is_strict)
+        topics = yield from _saved(
+            broker, request.topics, result, with_error=is_old, is_strict=is_strict
+        )
         return Struct(topics=topics, error_code=int(result.error))
     names = list(dict.fromkeys(group.group_id for group in request.groups))
     fetches = yield from in_turns(names, broker.coordinator.fetch_offsets, GROUPS_PER_TURN)
@@ -293,14 +299,19 @@ def handle_offset_fetch(broker: Broker, context: RequestContext, request: Struct
             yield None
         result = results[group.group_id]
         topics = yield from _saved(
-            group.topics, result, with_error=False, is_strict=request.require_stable
+            broker, group.topics, result, with_error=False, is_strict=request.require_stable
         )
         groups.append(Struct(group_id=group.group_id, topics=topics, error_code=int(result.error)))
     return Struct(groups=groups)
 
 
 def _saved(
-    topics: Sequence[Struct] | None, result: FetchedOffsets, *, with_error: bool, is_strict: bool
+    broker: Broker,
+    topics: Sequence[Struct] | None,
+    result: FetchedOffsets,
+    *,
+    with_error: bool,
+    is_strict: bool,
 ) -> Work[list[Struct]]:
     """The asked partitions' offsets, -1 where there is none; all of them when none is named.
 
@@ -310,7 +321,7 @@ def _saved(
         return []
     wanted: dict[str, list[int]] = {}
     if topics is None:
-        for at in sorted(result.offsets):
+        for at in map(broker.views.shown_at, sorted(result.offsets)):
             wanted.setdefault(at.topic, []).append(at.partition)
     else:
         for topic in topics:
@@ -323,7 +334,7 @@ def _saved(
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            at = TopicPartition(name, index)
+            at = broker.views.committed_at(name, index)
             partitions.append(_saved_one(result, at, must_be_stable=is_strict))
         rows.append(Struct(name=name, partitions=partitions))
     return rows

@@ -14,7 +14,7 @@ from uuid import UUID
 from attrs import field, frozen
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.image import PartitionImage, TopicImage
+from raftmq.metadata.image import PartitionImage, TopicImage, candidate
 from raftmq.promise import Promise
 from raftmq.protocol import (
     ApiKey,
@@ -25,6 +25,7 @@ from raftmq.protocol import (
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.counts import EncodedAnswer
 from raftmq.server.kafka.request_context import RequestContext
+from raftmq.server.kafka.views import View
 from raftmq.server.kafka.work import (
     HANG_UP,
     TURN_PARTITIONS,
@@ -34,7 +35,7 @@ from raftmq.server.kafka.work import (
     in_turns,
     value_of,
 )
-from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID
+from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, METADATA_TOPIC_ID, NodeId
 
 NO_OPERATIONS: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = 0x0DF8
@@ -113,6 +114,7 @@ def handle(
         and topic.name is not None
         and topic.name not in broker.image.topics
         and topic.name not in INTERNAL_TOPICS
+        and not broker.views.is_reserved(topic.name)
     ]
     if missing and scope.may_create and may_create(broker, version, request):
         created: Any = broker.auto_create(missing)
@@ -149,7 +151,12 @@ def _handle_many(
         topic = broker.find_topic(*key)
         if topic is not None:
             known.append(topic)
-        elif one.topic_id is None and one.name is not None and one.name not in INTERNAL_TOPICS:
+        elif (
+            one.topic_id is None
+            and one.name is not None
+            and one.name not in INTERNAL_TOPICS
+            and not broker.views.is_reserved(one.name)
+        ):
             missing.append(one.name)
     codes: dict[str, ErrorCode] = {}
     if missing and scope.may_create and may_create(broker, version, request):
@@ -260,7 +267,7 @@ def _encode(
         ]
     else:
         found += yield from in_turns(
-            wanted, lambda one: _wanted_topic(broker, version, one, operations, codes)
+            wanted, lambda one: _wanted_topic(broker, context, one, operations, codes)
         )
     count = 0
     for row, topic in found:
@@ -314,18 +321,20 @@ def _broker_row(endpoint: Any) -> dict[str, Any]:
 
 def _wanted_topic(
     broker: Broker,
-    version: int,
+    context: RequestContext,
     one: Struct,
     operations: Callable[[str], int],
     codes: dict[str, ErrorCode],
 ) -> tuple[dict[str, Any], TopicImage | None]:
     """A topic's row, and the topic whose partitions it still lacks."""
-    name, topic_id = one.name, one.topic_id
+    name, topic_id, version = one.name, one.topic_id, context.api_version
     if name is None or topic_id is not None:
         if version < _TOPIC_IDS_FROM or topic_id is None:
             return _no_topic(ErrorCode.INVALID_REQUEST, name or "", topic_id), None
         topic = broker.find_topic(None, topic_id)
         if topic is None:
+            if (view := broker.views.find(None, topic_id)) is not None:
+                return _view(broker, view, operations(view.topic.name), context.listener_name), None
             no_name = None if version >= _NO_NAMES_FROM else ""
             return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
         return _topic(topic, operations(topic.name)), topic
@@ -334,6 +343,8 @@ def _wanted_topic(
         return _topic(topic, operations(name)), topic
     if name == METADATA_TOPIC:
         return _metadata_topic(broker, operations(name)), None
+    if (view := broker.views.find(name, None)) is not None:
+        return _view(broker, view, operations(view.topic.name), context.listener_name), None
     code = codes.get(name)
     if code is None:
         code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -379,6 +390,41 @@ def _partition(
         "replica_nodes": list(replicas),
         "isr_nodes": broker.in_sync_nodes(topic.topic_id, partition),
         "offline_replicas": broker.offline_nodes(replicas),
+    }
+
+
+def _view(broker: Broker, view: View, operations: int, listener: str) -> dict[str, Any]:
+    """A view's row: all its numbers, since clients take a topic with a hole for a broken one. Any
+    live node answers for what is empty."""
+    out_of_reach = broker.out_of_reach(listener)
+    rows = []
+    for index in view.numbers():
+        partition = view.topic.partition(index)
+        if partition is not None:
+            rows.append(_partition(broker, view.topic, partition, out_of_reach))
+            continue
+        live = [endpoint.node_id for endpoint in broker.live_endpoints(listener)]
+        leader = candidate(f"{view.image.name}/{index}", [NodeId(node_id) for node_id in live])
+        known = view.topic.numbers.get(index)
+        replicas = [] if leader is None else [leader]
+        rows.append(
+            {
+                "error_code": _LEADERLESS if leader is None else ErrorCode.NONE,
+                "partition_index": index,
+                "leader_id": -1 if leader is None else leader,
+                "leader_epoch": 0 if known is None else known.leader_epoch,
+                "replica_nodes": replicas,
+                "isr_nodes": replicas,
+                "offline_replicas": [],
+            }
+        )
+    return {
+        "error_code": ErrorCode.NONE,
+        "name": view.image.name,
+        "topic_id": view.image.topic_id,
+        "is_internal": False,
+        "partitions": rows,
+        "topic_authorized_operations": operations,
     }
 
 
@@ -433,27 +479,27 @@ def describe_topic_partitions(
             next_cursor = {"topic_name": name, "partition_index": start}
             break
         topic = image.topics.get(name)
-        if topic is None:
+        if topic is None and (view := broker.views.find(name, None)) is not None:
+            row = _view(broker, view, TOPIC_OPERATIONS, context.listener_name)
+            count_all = len(row["partitions"])
+            page = row["partitions"][max(start, 0) : max(start, 0) + limit]
+        elif topic is None:
             code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             topics.append(_no_topic(code, name, None))
             continue
-        page = topic.partitions[max(start, 0) : max(start, 0) + limit]
+        else:
+            row, count_all = _topic(topic, TOPIC_OPERATIONS), len(topic.partitions)
+            page = [
+                _partition(broker, topic, partition, out_of_reach)
+                for partition in topic.partitions[max(start, 0) : max(start, 0) + limit]
+            ]
         limit -= len(page)
-        topics.append(
-            {
-                **_topic(topic, TOPIC_OPERATIONS),
-                "partitions": [
-                    {
-                        **_partition(broker, topic, partition, out_of_reach),
-                        "eligible_leader_replicas": [],
-                        "last_known_elr": [],
-                    }
-                    for partition in page
-                ],
-            }
-        )
+        row["partitions"] = [
+            {**one, "eligible_leader_replicas": [], "last_known_elr": []} for one in page
+        ]
+        topics.append(row)
         reached = max(start, 0) + len(page)
-        if reached < len(topic.partitions):
+        if reached < count_all:
             next_cursor = {"topic_name": name, "partition_index": reached}
             break
     return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}

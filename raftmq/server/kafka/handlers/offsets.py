@@ -167,7 +167,7 @@ def _list_one(
     if version < _SPECIAL_FROM.get(part.timestamp, 0):
         code = ErrorCode.UNSUPPORTED_VERSION
         return code, OffsetResult(code)
-    found = broker.find_partition(topic, None, part.partition_index)
+    found = broker.find_readable(topic, None, part.partition_index)
     if isinstance(found, ErrorCode):
         return found, OffsetResult(found)
     epoch = part.current_leader_epoch
@@ -194,7 +194,7 @@ def offset_for_leader_epoch(
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            found = broker.find_partition(topic.topic, None, part.partition)
+            found = broker.find_readable(topic.topic, None, part.partition)
             code, epoch, end = ErrorCode.NONE, -1, -1
             if isinstance(found, ErrorCode):
                 code = found

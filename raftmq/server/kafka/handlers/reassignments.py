@@ -148,19 +148,19 @@ def _listed(
 ) -> Work[list[tuple[TopicImage, Sequence[PartitionImage]]]]:
     """What a request is about, as far as it is there; each partition once."""
     if request.topics is None:
-        return [(topic, topic.partitions) for topic in broker.image.topics_by_id()]
+        return [(topic, topic.held) for topic in broker.image.topics_by_id()]
     named: dict[str, dict[int, PartitionImage]] = {}
     topics = broker.image.topics
     count = 0
     for one in request.topics:
         topic = topics.get(one.name)
-        known: Sequence[PartitionImage] = () if topic is None else topic.partitions
         for index in one.partition_indexes or (-1,):
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            if 0 <= index < len(known):
-                named.setdefault(one.name, {})[index] = known[index]
+            known = None if topic is None else topic.partition(index)
+            if known is not None:
+                named.setdefault(one.name, {})[index] = known
     return [(topics[name], tuple(found.values())) for name, found in named.items()]
 
 

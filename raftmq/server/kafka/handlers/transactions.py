@@ -105,7 +105,8 @@ def _added(
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
-            if known is None or not 0 <= index < len(known.partitions):
+            partition = None if known is None else known.partition(index)
+            if known is None or partition is None or not partition.takes_records:
                 codes[topic.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif (topic.name, index) not in codes:
                 codes[topic.name, index] = ErrorCode.NONE
@@ -191,19 +192,24 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
     protocol = 2 if version >= _SECOND_PROTOCOL_FROM else 1
     image = broker.image
     known: dict[tuple[str, int], tuple[CommittedOffset, TopicId]] = {}
+    passed_over: dict[tuple[str, int], ErrorCode] = {}
     count = 0
     for topic in request.topics:
-        found = image.topics.get(topic.name)
+        view = broker.views.find(topic.name, None)
+        found = image.topics.get(topic.name) if view is None else view.topic
         for partition in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
             index = partition.partition_index
-            if found is None or not 0 <= index < len(found.partitions):
+            if view is not None and not view.is_retired(index):
+                passed_over[topic.name, index] = ErrorCode.NONE
+                continue
+            if found is None or found.partition(index) is None:
                 continue
             has_epoch = version >= _LEADER_EPOCH_FROM
             entry = CommittedOffset(
-                topic=topic.name,
+                topic=found.name,
                 partition=index,
                 offset=partition.committed_offset,
                 leader_epoch=partition.committed_leader_epoch if has_epoch else -1,
@@ -213,7 +219,7 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
     codes = dict.fromkeys(known, _NOT_OFFERED)
     if broker.transactions.is_offered:
         codes = yield from _commit(broker, version, protocol, request, known)
-    return Struct(topics=(yield from per_partition(request.topics, codes)))
+    return Struct(topics=(yield from per_partition(request.topics, {**passed_over, **codes})))
 
 
 def _commit(

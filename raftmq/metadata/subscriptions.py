@@ -1,0 +1,46 @@
+"""What a consumer's subscription says: the little of the consumer protocol that brokers look at."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+CONSUMER_PROTOCOL: Final = "consumer"
+
+# ConsumerProtocolSubscription => version int16, topics [string], user_data bytes, ...
+_VERSION_AND_COUNT: Final = struct.Struct(">hi")
+_LENGTH: Final = struct.Struct(">h")
+
+
+def subscribed_topics(metadata: bytes) -> tuple[str, ...] | None:
+    """The topics of one member's subscription; None when it is in no form that we know."""
+    try:
+        version, count = _VERSION_AND_COUNT.unpack_from(metadata)
+        position = _VERSION_AND_COUNT.size
+        if version < 0 or not 0 <= count <= len(metadata):
+            return None
+        topics: list[str] = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(metadata, position)
+            position += _LENGTH.size
+            if length < 0 or position + length > len(metadata):
+                return None
+            topics.append(metadata[position : position + length].decode())
+            position += length
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return tuple(topics)
+
+
+def topics_in_use(protocol_type: str, subscriptions: Iterable[bytes]) -> frozenset[str] | None:
+    """All topics that members of a group read; None when that is not known."""
+    if protocol_type != CONSUMER_PROTOCOL:
+        return None
+    topics: list[str] = []
+    for metadata in subscriptions:
+        known = subscribed_topics(metadata)
+        if known is None:
+            return None
+        topics.extend(known)
+    return frozenset(topics)
