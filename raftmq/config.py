@@ -175,6 +175,11 @@ class NodeConfig:
         "A client has to authenticate again after so long (connections.max.reauth.ms); 0: never.",
         default=0,
     )
+    first_user_file: Path | None = _key(
+        "A file with NAME:PASSWORD in its first line: a cluster that never had users gets that "
+        "one, once.",
+        default=None,
+    )
     sasl_failure_delay_ms: int = _key(
         "How long a client that failed to authenticate waits for the answer "
         "(connection.failed.authentication.delay.ms).",
@@ -534,7 +539,7 @@ def _read(name: str, value: Any, origin: str) -> Any:
             return _read_principals(value)
         if name == "defaults":
             return _read_defaults(value)
-        if name == "data":
+        if name in ("data", "first_user_file"):
             return _read_data(value)
         if name in _TEXTS:
             return str(value)

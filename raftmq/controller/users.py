@@ -23,6 +23,8 @@ from raftmq.sasl.scram import ITERATIONS_MAX, ITERATIONS_MIN, SCRAM_BY_NUMBER
 
 def plan_users(image: MetadataImage, request: AlterUsersCall) -> tuple[AlterUsers | None, Outcomes]:
     """The command, None where nothing is to be changed, and the outcome of each user."""
+    if request.is_first and image.users.secret:
+        return None, tuple(Outcome(name=one.user) for one in request.users)
     by_user: dict[str, list[UserRequest]] = {}
     for one in request.users:
         by_user.setdefault(one.user, []).append(one)
@@ -30,12 +32,13 @@ def plan_users(image: MetadataImage, request: AlterUsersCall) -> tuple[AlterUser
     rows = []
     for user, changes in by_user.items():
         try:
-            if len(changes) > 1:
+            if len(changes) > 1 and not request.is_first:
                 raise KafkaError(
                     "A user credential cannot be altered twice in the same request",
                     code=ErrorCode.DUPLICATE_RESOURCE,
                 )
-            _check(image, changes[0])
+            for change in changes:
+                _check(image, change)
             if len(wanted) == USERS_MAX:
                 reason = f"more than {USERS_MAX} users in one request"
                 raise KafkaError(reason, code=ErrorCode.POLICY_VIOLATION)

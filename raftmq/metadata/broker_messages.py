@@ -372,11 +372,13 @@ class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
 class AlterUsersCall(msgspec.Struct, frozen=True, kw_only=True, tag=12):
     """AlterUserScramCredentials: one outcome for each user, in order.
 
-    `secret`: random, for a cluster that has none yet (`AlterUsers`).
+    `secret`: random, for a cluster that has none yet (`AlterUsers`). `is_first`: nothing is to be
+    done where there ever were users; a user may have a credential for each mechanism.
     """
 
     users: tuple[UserRequest, ...]
     secret: bytes = b""
+    is_first: bool = False
     timeout_ms: _Milliseconds = 5_000
 
     def __repr__(self) -> str:

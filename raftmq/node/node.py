@@ -26,6 +26,7 @@ from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.machine import UnappliableCommandError
 from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
+from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user
 from raftmq.node.status import describe, health
 from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.clock import CoreWait, RealClock
@@ -79,6 +80,8 @@ class Node(NodeCore):
         self._peer_sock = peer_sock
         self._admin_sock = admin_sock
         self.tls = {one.name: ServerTls(one) for one in config.client_listeners if one.has_tls}
+        path = config.first_user_file
+        self._first_user = None if path is None else read_first_user(path)
         self._must_reload = trio.Event()
         self._stopping = trio.Event()
         self._is_warm = trio.Event()
@@ -125,12 +128,23 @@ class Node(NodeCore):
                 self.is_serving = True
                 logger.info("ready", client=str(config.client_address))
                 on_ready()
+                if self._first_user is not None:
+                    nursery.start_soon(self._make_first_user, self._first_user)
                 await self._serve_admin()
         except* UnappliableCommandError as group:
             self.plane.fail(str(_first(group)))  # reported once, whichever part met it first
         finally:
             self.failure = self.plane.failure if hasattr(self, "plane") else None
             self._close(journal, folder)
+
+    async def _make_first_user(self, user: FirstUser) -> None:
+        call = await trio.to_thread.run_sync(first_call, user)
+        await make_first_user(
+            call,
+            lambda: self.engine.image,
+            lambda call: self.tasks.wait(self.broker.call_controller(call)),
+            trio.sleep,
+        )
 
     async def _watch_rival(self) -> None:
         """Log that another process has this node's id; end if that lasts before this one serves.

@@ -71,6 +71,21 @@ def test_a_user_that_is_named_twice_fails_as_a_whole() -> None:
     assert [row.code for row in rows] == [ErrorCode.DUPLICATE_RESOURCE]
 
 
+def test_the_first_user_is_made_by_all_mechanisms_where_there_never_was_any() -> None:
+    both = (upsertion("u"), upsertion("u", mechanism=2, stored_key=bytes(64), server_key=bytes(64)))
+    call = AlterUsersCall(users=both, secret=b"fresh", is_first=True)
+    empty = evolve(image_at(), users=UsersImage())
+    command, rows = plan_users(empty, call)
+    assert command is not None
+    assert [(one.user, one.mechanism) for one in command.upsertions] == [("u", 1), ("u", 2)]
+    assert command.scram_secret == b"fresh"
+    assert {row.code for row in rows} == {ErrorCode.NONE}
+    for later in (image_at(), evolve(image_at(), users=UsersImage(secret=b"deleted since"))):
+        command, rows = plan_users(later, call)
+        assert command is None
+        assert {row.code for row in rows} == {ErrorCode.NONE}
+
+
 def test_below_the_level_nobody_is_added() -> None:
     command, rows = plan_users(image_at(4), AlterUsersCall(users=(upsertion("u"),)))
     assert command is None

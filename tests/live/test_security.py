@@ -194,6 +194,38 @@ def test_only_a_super_user_makes_rules_and_users(secured: Secured) -> None:
     assert produced(secured.conf("OPEN", "SCRAM-SHA-512", "bob"), "b-1") is None
 
 
+def test_the_first_user_comes_from_a_file_and_makes_the_others(tmp_path: Path) -> None:
+    """It is the only super user: whoever comes by the plain listener may do nothing."""
+    file = tmp_path / "first.txt"
+    file.write_text("root:roots-secret\n")
+    file.chmod(0o600)
+    settings = {"authorizer": "acl", "super_users": ["User:root"], "first_user_file": str(file)}
+    cluster = Cluster(tmp_path, nodes=1, settings=settings)
+    address = f"127.0.0.1:{cluster[1].client_port}"
+    tables = {"SASL": {"address": address, "protocol": "SASL_PLAINTEXT"}}
+    cluster[1].environment["RAFTMQ_LISTENERS"] = json.dumps(tables)
+    cluster[1].environment["RAFTMQ_CLIENT_LISTENER"] = f"127.0.0.1:{free_ports(1, '127.0.0.1')[0]}"
+    with cluster:
+        conf = {
+            "bootstrap.servers": address,
+            "log_level": 0,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": "root",
+            "sasl.password": "roots-secret",
+        }
+        credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+        eve = UserScramCredentialUpsertion("eve", credential, b"eves-secret")
+        root = AdminClient(conf)
+        (made,) = root.alter_user_scram_credentials([eve]).values()
+        made.result(60)
+        eves = {**conf, "sasl.username": "eve", "sasl.password": "eves-secret"}
+        assert not AdminClient(eves).list_topics(timeout=60).topics
+        log = cluster[1].log_path.read_text()
+        assert "the first user was made" in log
+        assert "roots-secret" not in log
+
+
 @pytest.mark.kafka
 def test_kafkas_own_tools_make_rules_and_users_as_a_user(secured: Secured, tmp_path: Path) -> None:
     """`kafka-acls.sh` and `kafka-configs.sh`, which log in by SCRAM under TLS."""

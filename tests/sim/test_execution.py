@@ -46,6 +46,7 @@ LEFT_OUT = {
     "controller/node_changes.py": "operators' verbs; `tests/controller` has a cluster for them",
     "controller/shrinking.py": "a plan that operators ask for; `tests/controller` has its rules",
     "partition/empty.py": "numbers of views that are empty; no simulated topic shrinks yet",
+    "node/first_user.py": "a user from a file; simulated clients are anonymous",
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",

@@ -1,0 +1,115 @@
+"""The first user of a cluster, from a file of a node: else nobody could log in to make one.
+
+Made once: a cluster that ever had users stays as it is, whoever was deleted since. What leaves this
+module are keys; the password is never shown.
+"""
+
+from __future__ import annotations
+
+import secrets
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+from attrs import field, frozen
+
+from raftmq.config import ConfigError
+from raftmq.errors import KafkaError
+from raftmq.metadata.broker_messages import AlterUsersCall, Outcomes, UserRequest
+from raftmq.metadata.credentials import USER_NAME_LENGTH_MAX
+from raftmq.metadata.image import LEVEL_OF_SECURITY, MetadataImage
+from raftmq.sasl.scram import (
+    ITERATIONS_DEFAULT,
+    SCRAM_BY_NUMBER,
+    credential_of,
+    salt_text,
+    salted_password,
+)
+
+LINE_LENGTH_MAX: Final = 4_096
+SALT_BITS: Final = 130
+SECRET_BYTES: Final = 32
+AGAIN_S: Final = 1.0
+
+logger = structlog.get_logger("raftmq.security")
+
+
+@frozen
+class FirstUser:
+    """A name, and the password that it has at first."""
+
+    name: str
+    password: str = field(repr=False)
+
+
+def read_first_user(path: Path) -> FirstUser:
+    """Read NAME:PASSWORD from the first line of a file.
+
+    Raises:
+        ConfigError: it cannot be used; it says why, and nothing of what stands there.
+    """
+    try:
+        mode = path.stat().st_mode
+        with path.open(encoding="utf-8") as lines:
+            line = lines.readline(LINE_LENGTH_MAX).rstrip("\r\n")
+    except OSError as error:
+        raise _refusal(path, error.strerror or "cannot be read") from None
+    except UnicodeDecodeError:
+        raise _refusal(path, "is no text") from None
+    if mode & stat.S_IROTH:
+        raise _refusal(path, "everyone may read it: chmod o-r")
+    name, _, password = line.partition(":")
+    if not name or not password:
+        raise _refusal(path, "its first line is not NAME:PASSWORD")
+    if len(name) > USER_NAME_LENGTH_MAX:
+        raise _refusal(path, f"a name has at most {USER_NAME_LENGTH_MAX} characters")
+    return FirstUser(name, password)
+
+
+def _refusal(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"key 'first_user_file': {path}: {why}")
+
+
+def first_call(user: FirstUser) -> AlterUsersCall:
+    """What makes the user; takes milliseconds."""
+    changes = []
+    for number, mechanism in SCRAM_BY_NUMBER.items():
+        salt = salt_text(secrets.randbits(SALT_BITS))
+        salted = salted_password(mechanism, user.password, salt, ITERATIONS_DEFAULT)
+        keys = credential_of(mechanism, salted, salt, ITERATIONS_DEFAULT)
+        changes.append(
+            UserRequest(
+                user=user.name,
+                mechanism=number,
+                iterations=ITERATIONS_DEFAULT,
+                salt=salt,
+                stored_key=keys.stored_key,
+                server_key=keys.server_key,
+            )
+        )
+    secret = secrets.token_bytes(SECRET_BYTES)
+    return AlterUsersCall(users=tuple(changes), secret=secret, is_first=True)
+
+
+async def make_first_user(
+    call: AlterUsersCall,
+    image: Callable[[], MetadataImage],
+    ask: Callable[[AlterUsersCall], Awaitable[Outcomes]],
+    sleep: Callable[[float], Awaitable[None]],
+) -> None:
+    """Ask the controller until there are users, or there were."""
+    while not image().users.secret:
+        if image().level >= LEVEL_OF_SECURITY:
+            try:
+                outcomes = await ask(call)
+            except KafkaError as error:
+                why = error.message
+            else:
+                why = next((one.message or one.code.name for one in outcomes if one.code), "")
+                if not why:
+                    logger.info("the first user was made", user=call.users[0].user)
+            if why:
+                logger.warning("the first user is not made yet", why=why)
+        await sleep(AGAIN_S)
