@@ -18,6 +18,7 @@ from raftmq.cli.common import (
     open_admin,
     reported,
     show,
+    show_json,
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_USAGE
@@ -57,6 +58,7 @@ def create(
     mechanism: Mechanisms = None,
     iterations: Iterations = SCRAM_ITERATIONS,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
     timeout: Timeout = 30.0,
 ) -> None:
     """Add a user.
@@ -71,7 +73,7 @@ def create(
                 hint="`raftmq user password` changes its password.",
             )
         _set(admin, name, _password(password_file), chosen, iterations)
-        out(f"user {name} was created ({', '.join(chosen)})")
+        _tell(name, "was created", chosen, as_json=as_json)
 
 
 @user_app.command("password")
@@ -81,6 +83,7 @@ def password(
     mechanism: Mechanisms = None,
     iterations: Iterations = SCRAM_ITERATIONS,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
     timeout: Timeout = 30.0,
 ) -> None:
     """Change a user's password, by all mechanisms that it has.
@@ -95,7 +98,7 @@ def password(
         if mechanism is None:
             chosen = [one.mechanism for one in known]
         _set(admin, name, _password(password_file), chosen, iterations)
-        out(f"user {name} has a new password ({', '.join(chosen)})")
+        _tell(name, "has a new password", chosen, as_json=as_json)
 
 
 @user_app.command("list")
@@ -121,6 +124,7 @@ def delete(
     name: Name,
     mechanism: Mechanisms = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
     timeout: Timeout = 30.0,
 ) -> None:
     """Delete a user, which ends its connections; or one of its mechanisms.
@@ -134,7 +138,14 @@ def delete(
         chosen = [one.mechanism for one in known] if mechanism is None else _mechanisms(mechanism)
         for one in chosen:
             admin.delete_credential(name, one)
-        out(f"user {name} was deleted ({', '.join(chosen)})")
+        _tell(name, "was deleted", chosen, as_json=as_json)
+
+
+def _tell(name: str, what: str, mechanisms: list[str], *, as_json: bool) -> None:
+    if as_json:
+        show_json({"user": name, "mechanisms": mechanisms})
+    else:
+        out(f"user {name} {what} ({', '.join(mechanisms)})")
 
 
 def _unknown(name: str) -> CommandError:

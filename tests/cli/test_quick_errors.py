@@ -57,6 +57,14 @@ WORDS: dict[str, str] = {
     "node config show": "1",
     "node config set": "1 a=b",
     "node config unset": "1 a",
+    "acl create": "--allow-principal User:a --operation read --topic t",
+    "acl list": "",
+    "acl delete": "--topic t",
+    "acl why": "User:a read topic:t",
+    "user create": "a --password-file FOLDER/password.txt",
+    "user list": "",
+    "user delete": "a",
+    "user password": "a --password-file FOLDER/password.txt",
     "produce": "t x",
     "consume": "t --follow",
     "bench": "-c 1",
@@ -87,6 +95,8 @@ def test_every_command_that_asks_a_cluster_is_here() -> None:
 def test_a_port_that_refuses_is_told_at_once(command: str, refused: str, tmp_path: Path) -> None:
     if command == "export":
         pytest.importorskip("pyarrow")
+    (tmp_path / "password.txt").write_text("correct horse")
+    (tmp_path / "password.txt").chmod(0o600)
     words = [*command.split(), *WORDS[command].replace("FOLDER", str(tmp_path)).split()]
     for more in ((), () if command == "produce" else ("--json",)):
         begun = time.monotonic()
@@ -157,6 +167,8 @@ def test_ctrl_c_ends_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("raftmq.cli.common.parse_bootstrap", interrupt)
+    (tmp_path / "password.txt").write_text("correct horse")
+    (tmp_path / "password.txt").chmod(0o600)
     words = WORDS[command].replace("FOLDER", str(tmp_path)).split()
     done = invoke([*command.split(), *words])
     assert (done.exit_code, done.output) == (130, "")
