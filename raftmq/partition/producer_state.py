@@ -123,6 +123,14 @@ class Duplicate:
     timestamp: int
 
 
+class EndedTransactionError(KafkaError):
+    """A batch at the sequence of one whose transaction has ended: another batch, as it seems.
+
+    A client that dropped batches with an aborted transaction may give their sequences to the next
+    one's records. Were it told that they are there already, it would commit without them.
+    """
+
+
 ACCEPT: Final = Accept()
 Verdict: TypeAlias = Accept | Duplicate
 
@@ -223,6 +231,12 @@ class ProducerStateTable:
                 batch.base_sequence == header.base_sequence
                 and batch.last_offset_delta == header.last_offset_delta
             ):
+                if header.is_transactional and not _is_open(producer, batch):
+                    raise EndedTransactionError(
+                        f"batch of producer {header.producer_id} at sequence "
+                        f"{header.base_sequence} repeats one of a transaction that has ended",
+                        code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    )
                 next_offset = Offset(batch.base_offset + batch.last_offset_delta + 1)
                 return Duplicate(batch.base_offset, next_offset, batch.timestamp)
         if header.base_sequence != (producer.last_sequence + 1) % SEQUENCE_MODULUS:
@@ -499,6 +513,11 @@ def _opened(data: Buffer) -> tuple[memoryview, int, int, int, int]:
     elif not 0 <= open_count <= count:
         raise ProducerStateError("more open transactions than producers")
     return body, count, next_offset, timestamp, open_count
+
+
+def _is_open(producer: Producer, batch: KnownBatch) -> bool:
+    """True for a batch of the transaction that the producer has open."""
+    return producer.open_since != NO_OFFSET and batch.base_offset >= producer.open_since
 
 
 def _check_kind(header: BatchHeader, producer: Producer) -> None:

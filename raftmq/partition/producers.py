@@ -49,6 +49,7 @@ from raftmq.partition.producer_state import (
     BATCHES_REMEMBERED,
     NEWEST,
     NO_OFFSET,
+    EndedTransactionError,
     InTurns,
     ProducerCheckpoints,
     ProducerStateTable,
@@ -332,7 +333,7 @@ class PartitionProducers:
         try:
             verdict = table.check(header)
         except KafkaError as error:
-            if error.code is not _OUT_OF_ORDER:
+            if error.code is not _OUT_OF_ORDER or isinstance(error, EndedTransactionError):
                 raise
             expected = table.next_sequence(header.producer_id, header.producer_epoch)
             if self._is_new_here(header.producer_id):

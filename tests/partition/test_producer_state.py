@@ -15,6 +15,7 @@ from raftmq.partition.producer_state import (
     BATCHES_REMEMBERED,
     PRODUCERS_KEPT,
     Duplicate,
+    EndedTransactionError,
     ProducerStateError,
     ProducerStateTable,
     at_once,
@@ -270,6 +271,19 @@ def test_markers_end_transactions_and_keep_the_sequence() -> None:
     assert table.first_open_offset is None
     assert table.check(header(4)) is ACCEPT
     assert table.last_stable_offset(table.next_offset) == table.next_offset
+
+
+def test_a_sequence_of_an_ended_transaction_is_not_taken_for_its_batch() -> None:
+    """It would be acknowledged as one that is there, and its records were nowhere."""
+    table = with_batches(header(0, 2, attributes=0x10))
+    assert isinstance(table.check(header(0, 2, attributes=0x10)), Duplicate), "sent again"
+    add(table, header(-1, 1, attributes=0x30))
+    with pytest.raises(EndedTransactionError) as refused:
+        table.check(header(0, 2, attributes=0x10))
+    assert refused.value.code is OUT_OF_ORDER
+    add(table, header(2, 2, attributes=0x10))
+    assert code_of(table, header(0, 2, attributes=0x10)) is OUT_OF_ORDER
+    assert isinstance(table.check(header(2, 2, attributes=0x10)), Duplicate)
 
 
 def test_a_marker_of_a_higher_epoch_starts_the_sequence_anew() -> None:

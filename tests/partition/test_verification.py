@@ -176,12 +176,14 @@ def test_a_batch_out_of_order_in_a_running_transaction_is_told_so() -> None:
     assert code(bench.produce(b"c", 2)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_repeated_batch_of_a_transaction_that_is_over_is_acknowledged() -> None:
+def test_a_repeated_batch_of_a_transaction_that_is_over_is_refused() -> None:
     bench = Bench()
     first = bench.produce(b"a")
-    bench.end()
-    bench.transactions.verdicts[PID] = NotAdded()
     assert bench.produce(b"a") == first
+    bench.end()
+    assert code(bench.produce(b"a")) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    bench.transactions.verdicts[PID] = NotAdded()
+    assert code(bench.produce(b"a")) is ErrorCode.TRANSACTION_ABORTABLE
     assert code(bench.produce(b"b", 1)) is ErrorCode.TRANSACTION_ABORTABLE
     assert bench.stored == [b"a", b"end"]
 
