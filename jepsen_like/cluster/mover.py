@@ -9,11 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from raftmq.metadata.commands import (
-    PlanMoves,
-    PlannedMove,
-    ReassignPartition,
-)
+from raftmq.metadata.commands import PlanMoves, PlannedMove, ReassignPartition
 from raftmq.metadata.image import all_partitions
 from raftmq.types import METADATA_GROUP, NodeId, TopicId
 

@@ -27,10 +27,7 @@ from raftmq.metadata.commands import (
     DeleteTopics,
 )
 from raftmq.metadata.raft_engine import RaftMetadataEngine
-from raftmq.metadata.results import (
-    Claimed,
-    ProducerIds,
-)
+from raftmq.metadata.results import Claimed, ProducerIds
 from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, DeleteResult

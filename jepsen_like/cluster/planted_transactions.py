@@ -15,10 +15,7 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq.errors import ErrorCode
 from raftmq.metadata import apply_groups, apply_transactions
-from raftmq.metadata.commands import (
-    AbortExpired,
-    EndTransaction,
-)
+from raftmq.metadata.commands import AbortExpired, EndTransaction
 from raftmq.metadata.snapshot import SnapshotEncoder
 from raftmq.metadata.transactions import NO_TRANSACTIONS, TransactionState
 from raftmq.partition.producers import PartitionProducers

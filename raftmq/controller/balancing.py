@@ -33,12 +33,7 @@ from raftmq.metadata.broker_messages import (
     Outcomes,
     PartitionSize,
 )
-from raftmq.metadata.commands import (
-    NodeState,
-    Origin,
-    PlanMoves,
-    PlannedMove,
-)
+from raftmq.metadata.commands import NodeState, Origin, PlanMoves, PlannedMove
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import (

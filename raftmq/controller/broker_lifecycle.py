@@ -23,10 +23,7 @@ from raftmq.metadata.broker_messages import (
     encode,
     read_reply,
 )
-from raftmq.metadata.commands import (
-    Endpoint,
-    RegisterBroker,
-)
+from raftmq.metadata.commands import Endpoint, RegisterBroker
 from raftmq.metadata.engine import Forwarder, MetadataEngine
 from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
 from raftmq.ports import Clock

@@ -86,10 +86,7 @@ from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
 from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
-from raftmq.metadata.results import (
-    MoveOutcomes,
-    TopicOutcomes,
-)
+from raftmq.metadata.results import MoveOutcomes, TopicOutcomes
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
 from raftmq.types import NodeId, TopicId

@@ -34,10 +34,7 @@ from raftmq.controller.moves import (
 from raftmq.controller.replacement import next_end
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
-from raftmq.metadata.commands import (
-    AnyCommand,
-    Origin,
-)
+from raftmq.metadata.commands import AnyCommand, Origin
 from raftmq.metadata.config_keys import MOVES_MAX, REPLACE_AFTER
 from raftmq.metadata.configs import broker_value
 from raftmq.metadata.engine import MetadataEngine

@@ -24,12 +24,7 @@ from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import Bounds, Stuck, Survey, first_names, foresee, node_progress
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ChangeNodesCall, Outcome, Outcomes
-from raftmq.metadata.commands import (
-    ChangeNodes,
-    NodeChange,
-    NodeState,
-    UnregisterBroker,
-)
+from raftmq.metadata.commands import ChangeNodes, NodeChange, NodeState, UnregisterBroker
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import (
     LEVEL_OF_MOVES,

@@ -24,10 +24,7 @@ from raftmq.controller.moves import Bounds, first_names, foresee
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_brokers import with_replacement
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
-from raftmq.metadata.commands import (
-    EndReplacement,
-    ReplaceNode,
-)
+from raftmq.metadata.commands import EndReplacement, ReplaceNode
 from raftmq.metadata.image import (
     MetadataImage,
     all_partitions,

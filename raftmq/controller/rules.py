@@ -11,12 +11,7 @@ from typing import Any, Final
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import CreateAclsCall, DeleteAclsCall, Outcome, Outcomes
-from raftmq.metadata.commands import (
-    RULES_PER_COMMAND_MAX,
-    AnyCommand,
-    CreateAcls,
-    DeleteAcls,
-)
+from raftmq.metadata.commands import RULES_PER_COMMAND_MAX, AnyCommand, CreateAcls, DeleteAcls
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import LEVEL_OF_SECURITY, MetadataImage
 from raftmq.rights import Rule, rule_error

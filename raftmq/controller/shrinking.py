@@ -13,11 +13,7 @@ from typing import Final
 from raftmq.controller.moves import first_names
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ShrinkTopicCall
-from raftmq.metadata.commands import (
-    PartitionState,
-    SealPartitions,
-    ShrinkTopic,
-)
+from raftmq.metadata.commands import PartitionState, SealPartitions, ShrinkTopic
 from raftmq.metadata.config_keys import CLOSING_QUIET
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import LEVEL_OF_VIEWS, MetadataImage, TopicImage

@@ -30,11 +30,7 @@ from raftmq.groups.model import (
     common_protocols,
 )
 from raftmq.groups.offsets import is_same_subscription
-from raftmq.metadata.commands import (
-    Generation,
-    GroupMember,
-    ReplaceMember,
-)
+from raftmq.metadata.commands import Generation, GroupMember, ReplaceMember
 from raftmq.metadata.image import GroupImage
 from raftmq.promise import Promise
 

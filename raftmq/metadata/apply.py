@@ -43,12 +43,7 @@ from raftmq.metadata.apply_transactions import (
     apply_rows,
     is_transactional,
 )
-from raftmq.metadata.apply_views import (
-    report_gone,
-    report_sealed,
-    seal_partitions,
-    shrink_topic,
-)
+from raftmq.metadata.apply_views import report_gone, report_sealed, seal_partitions, shrink_topic
 from raftmq.metadata.commands import (
     GROUP_COMMANDS,
     NO_TOPIC_ID,
@@ -91,13 +86,7 @@ from raftmq.metadata.image import (
     ConfigKey,
     MetadataImage,
 )
-from raftmq.metadata.results import (
-    CommitsDone,
-    Done,
-    ProducerIds,
-    Rejection,
-    Result,
-)
+from raftmq.metadata.results import CommitsDone, Done, ProducerIds, Rejection, Result
 from raftmq.sasl.scram import ScramCredential
 from raftmq.types import Offset, TopicPartition
 

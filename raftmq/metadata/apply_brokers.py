@@ -36,11 +36,7 @@ from raftmq.metadata.image import (
     all_partitions,
     holds,
 )
-from raftmq.metadata.results import (
-    Done,
-    Registered,
-    Rejection,
-)
+from raftmq.metadata.results import Done, Registered, Rejection
 from raftmq.types import NodeId, Offset
 
 PRODUCER_ID_BLOCK_MAX: Final = 1_000_000

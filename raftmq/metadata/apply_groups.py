@@ -43,12 +43,7 @@ from raftmq.metadata.image import (
     OffsetMap,
     holder,
 )
-from raftmq.metadata.results import (
-    Claimed,
-    CommitsDone,
-    GroupDone,
-    Rejection,
-)
+from raftmq.metadata.results import Claimed, CommitsDone, GroupDone, Rejection
 from raftmq.types import TopicPartition
 
 Applied: TypeAlias = tuple[GroupsImage, Claimed | GroupDone | CommitsDone | Rejection]

@@ -40,13 +40,7 @@ from raftmq.metadata.image import (
     TopicImage,
     all_partitions,
 )
-from raftmq.metadata.results import (
-    Done,
-    MoveOutcome,
-    MoveOutcomes,
-    Rejection,
-    Result,
-)
+from raftmq.metadata.results import Done, MoveOutcome, MoveOutcomes, Rejection, Result
 from raftmq.types import NodeId, Offset, RaftGroupId, TopicId
 
 Applied: TypeAlias = tuple[MetadataImage, Result]

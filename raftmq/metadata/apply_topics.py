@@ -25,11 +25,7 @@ from raftmq.metadata.commands import (
     TopicCreation,
 )
 from raftmq.metadata.image import MetadataImage, PartitionImage, TopicImage
-from raftmq.metadata.results import (
-    Rejection,
-    TopicOutcome,
-    TopicOutcomes,
-)
+from raftmq.metadata.results import Rejection, TopicOutcome, TopicOutcomes
 from raftmq.types import NodeId, Offset, ReplicaId, TopicId
 
 

@@ -45,13 +45,7 @@ from raftmq.metadata.commands import (
     TransactionRows,
 )
 from raftmq.metadata.image import GroupImage, MetadataImage
-from raftmq.metadata.results import (
-    CommitsDone,
-    GroupDone,
-    Rejection,
-    RowDone,
-    RowsDone,
-)
+from raftmq.metadata.results import CommitsDone, GroupDone, Rejection, RowDone, RowsDone
 from raftmq.metadata.transactions import (
     EPOCH_LAST,
     NOBODY,

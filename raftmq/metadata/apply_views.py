@@ -43,10 +43,7 @@ from raftmq.metadata.image import (
     TopicImage,
     ViewImage,
 )
-from raftmq.metadata.results import (
-    Done,
-    Rejection,
-)
+from raftmq.metadata.results import Done, Rejection
 from raftmq.types import INTERNAL_TOPICS, Offset, RaftGroupId, TopicPartition
 
 _TOO_LOW = Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")

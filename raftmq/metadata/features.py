@@ -34,10 +34,7 @@ from raftmq.metadata.broker_messages import (
     Outcomes,
     UpdateFeaturesCall,
 )
-from raftmq.metadata.commands import (
-    FeatureUpdate,
-    UpdateFeatures,
-)
+from raftmq.metadata.commands import FeatureUpdate, UpdateFeatures
 from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, RAFTMQ_LEVEL, MetadataImage
 
 Range = tuple[int, int]

@@ -30,10 +30,7 @@ from raftmq.errors import AheadError, NodeMustStopError
 from raftmq.foreign import visible
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.metadata.apply import apply
-from raftmq.metadata.commands import (
-    Envelope,
-    decode_envelope,
-)
+from raftmq.metadata.commands import Envelope, decode_envelope
 from raftmq.metadata.credentials import masked
 from raftmq.metadata.features import SUPPORTED, Ranges, check_supported, outside
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage

@@ -25,10 +25,7 @@ from raftmq.metadata.commands import decode_envelope
 from raftmq.metadata.engine import CommandNotAppliedError
 from raftmq.metadata.features import Ranges, check_supported, write_error
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.results import (
-    Rejection,
-    Result,
-)
+from raftmq.metadata.results import Rejection, Result
 from raftmq.promise import Promise
 from raftmq.records import NewRecord
 from raftmq.types import NodeId, Offset, RaftIndex

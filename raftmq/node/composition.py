@@ -29,12 +29,7 @@ from raftmq.log.hard_state import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.broker_messages import PartitionSize
-from raftmq.metadata.commands import (
-    Endpoint,
-    FeatureUpdate,
-    NodeState,
-    client_endpoint,
-)
+from raftmq.metadata.commands import Endpoint, FeatureUpdate, NodeState, client_endpoint
 from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.features import (

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Final
 from raftmq.controller.leaders import Key, LeaderRow
 from raftmq.log.folders import read_partition_folder
 from raftmq.logs import RateLimitedLog, flush_all, structlog
-from raftmq.metadata.commands import (
-    ClaimGroup,
-    Envelope,
-    ReleaseGroup,
-)
+from raftmq.metadata.commands import ClaimGroup, Envelope, ReleaseGroup
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import Skip
-from raftmq.metadata.results import (
-    Claimed,
-    GroupDone,
-    Result,
-)
+from raftmq.metadata.results import Claimed, GroupDone, Result
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime.disk import DISK_FULL

@@ -40,10 +40,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.engine import BatchCallback, CommandNotAppliedError, ImageCallback
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
-from raftmq.metadata.results import (
-    Rejection,
-    Result,
-)
+from raftmq.metadata.results import Rejection, Result
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.ports import Clock
 from raftmq.promise import Promise

@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
-from raftmq.metadata.commands import (
-    UNDATED,
-    AbortExpired,
-    ForgetId,
-    Row,
-)
+from raftmq.metadata.commands import UNDATED, AbortExpired, ForgetId, Row
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.results import RowDone
 from raftmq.metadata.transactions import Transaction, TransactionState

@@ -15,15 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import (
-    UNDATED,
-    Row,
-    TransactionRows,
-)
-from raftmq.metadata.results import (
-    RowDone,
-    RowsDone,
-)
+from raftmq.metadata.commands import UNDATED, Row, TransactionRows
+from raftmq.metadata.results import RowDone, RowsDone
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 

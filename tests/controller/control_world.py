@@ -28,10 +28,7 @@ from raftmq.log.model import FlushJob, LogConfig
 from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.broker_messages import CreateTopicsCall, DeleteTopicsCall, NewTopic
-from raftmq.metadata.commands import (
-    AllocateProducerIds,
-    Envelope,
-)
+from raftmq.metadata.commands import AllocateProducerIds, Envelope
 from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.features import FORMATS, SUPPORTED, Ranges, named
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage

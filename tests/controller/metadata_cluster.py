@@ -20,10 +20,7 @@ from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.metadata.broker_messages import FORMAT_MAX, PartitionSize
-from raftmq.metadata.commands import (
-    Endpoint,
-    FeatureUpdate,
-)
+from raftmq.metadata.commands import Endpoint, FeatureUpdate
 from raftmq.metadata.engine import EngineConfig
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.machine import MetadataMachine

@@ -24,10 +24,7 @@ from raftmq.metadata.broker_messages import (
     decode_sizes,
     encode,
 )
-from raftmq.metadata.commands import (
-    NodeState,
-    Origin,
-)
+from raftmq.metadata.commands import NodeState, Origin
 from raftmq.types import NodeId
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.controller.test_controller import _call

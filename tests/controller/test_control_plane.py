@@ -22,10 +22,7 @@ from raftmq.metadata.broker_messages import (
     encode,
     read_reply,
 )
-from raftmq.metadata.commands import (
-    RegisterBroker,
-    ReplaceNode,
-)
+from raftmq.metadata.commands import RegisterBroker, ReplaceNode
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
 from tests.controller.metadata_cluster import MetadataCluster

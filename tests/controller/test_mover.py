@@ -17,13 +17,7 @@ from raftmq.metadata.broker_messages import (
     CreateTopicsCall,
     NewTopic,
 )
-from raftmq.metadata.commands import (
-    ChangeNodes,
-    FeatureUpdate,
-    NodeChange,
-    NodeState,
-    Origin,
-)
+from raftmq.metadata.commands import ChangeNodes, FeatureUpdate, NodeChange, NodeState, Origin
 from raftmq.metadata.config_keys import MOVES_MAX, REPLACE_AFTER
 from raftmq.metadata.configs import check_broker_configs
 from raftmq.metadata.image import RAFTMQ_LEVEL, PartitionImage

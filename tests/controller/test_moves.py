@@ -48,10 +48,7 @@ from raftmq.metadata.commands import (
     UnfenceBroker,
 )
 from raftmq.metadata.image import MetadataImage, PartitionImage, all_partitions
-from raftmq.metadata.results import (
-    MoveOutcomes,
-    Rejection,
-)
+from raftmq.metadata.results import MoveOutcomes, Rejection
 from raftmq.types import LeaderEpoch, NodeId
 from tests.metadata.metadata_commands import (
     Machine,

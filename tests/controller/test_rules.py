@@ -8,11 +8,7 @@ from immutables import Map
 from raftmq.controller.rules import FILTERS_MAX, plan_rules
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import CreateAclsCall, DeleteAclsCall
-from raftmq.metadata.commands import (
-    RULES_PER_COMMAND_MAX,
-    CreateAcls,
-    DeleteAcls,
-)
+from raftmq.metadata.commands import RULES_PER_COMMAND_MAX, CreateAcls, DeleteAcls
 from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_SECURITY, RAFTMQ_LEVEL, MetadataImage
 from raftmq.rights import NO_RULES, Kind, Operation, Pattern, Permission, Rule, RuleFilter
 

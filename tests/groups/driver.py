@@ -5,10 +5,7 @@ from __future__ import annotations
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.model import GroupConfig, JoinRequest, JoinResult, Phase, SyncResult
-from raftmq.metadata.commands import (
-    Generation,
-    ReplaceMember,
-)
+from raftmq.metadata.commands import Generation, ReplaceMember
 from raftmq.promise import Promise
 
 CONFIG = GroupConfig(initial_rebalance_delay_ms=0, size_max=4)

@@ -9,10 +9,7 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.groups.model import JoinRequest, Phase
-from raftmq.metadata.commands import (
-    GroupMember,
-    ReplaceMember,
-)
+from raftmq.metadata.commands import GroupMember, ReplaceMember
 from raftmq.metadata.image import GroupImage
 from tests.groups.driver import CONFIG, RANGE, Driver
 

@@ -19,10 +19,7 @@ from raftmq.metadata.commands import (
     GroupCommand,
 )
 from raftmq.metadata.image import GroupImage
-from raftmq.metadata.results import (
-    CommitsDone,
-    GroupDone,
-)
+from raftmq.metadata.results import CommitsDone, GroupDone
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.types import TopicPartition

@@ -20,11 +20,7 @@ from crc32c import crc32c
 from raftmq.controller.leaders import LeaderRow, encode_rows
 from raftmq.metadata.broker_messages import ForwardCommands, LeaderUpdate
 from raftmq.metadata.broker_messages import encode as encode_control
-from raftmq.metadata.commands import (
-    Envelope,
-    RegisterBroker,
-    encode_envelope,
-)
+from raftmq.metadata.commands import Envelope, RegisterBroker, encode_envelope
 from raftmq.protocol import ApiKey, encode_request, encode_request_header
 from raftmq.raft.messages import Heartbeat, VoteRequest
 from raftmq.replication.messages import encode

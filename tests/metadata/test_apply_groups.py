@@ -28,12 +28,7 @@ from raftmq.metadata.commands import (
     encode_envelope,
 )
 from raftmq.metadata.image import GroupImage, GroupsImage, MetadataImage, holder
-from raftmq.metadata.results import (
-    Claimed,
-    CommitsDone,
-    GroupDone,
-    Rejection,
-)
+from raftmq.metadata.results import Claimed, CommitsDone, GroupDone, Rejection
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import NodeId, TopicPartition
 

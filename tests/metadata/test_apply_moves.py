@@ -27,13 +27,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import PartitionImage
-from raftmq.metadata.results import (
-    Done,
-    MoveOutcome,
-    MoveOutcomes,
-    Registered,
-    Rejection,
-)
+from raftmq.metadata.results import Done, MoveOutcome, MoveOutcomes, Registered, Rejection
 from raftmq.types import NodeId, RaftGroupId, StorageId
 from tests.metadata.metadata_commands import Machine, creation, node, raised, register, topic_id
 

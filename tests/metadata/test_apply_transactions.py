@@ -28,11 +28,7 @@ from raftmq.metadata.commands import (
     ReportMarkers,
     TransactionRows,
 )
-from raftmq.metadata.results import (
-    CommitsDone,
-    GroupDone,
-    Rejection,
-)
+from raftmq.metadata.results import CommitsDone, GroupDone, Rejection
 from raftmq.metadata.transactions import EPOCH_LAST, Standing, TransactionState
 from tests.metadata.metadata_commands import creation, topic_id
 from tests.metadata.transaction_machine import ID, A, B, Transactions

@@ -45,10 +45,7 @@ from raftmq.metadata.image import (
     holds_any,
     partition_target,
 )
-from raftmq.metadata.results import (
-    Done,
-    Rejection,
-)
+from raftmq.metadata.results import Done, Rejection
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import RaftGroupId, TopicId, TopicPartition
 from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id

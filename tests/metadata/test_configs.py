@@ -9,11 +9,7 @@ import pytest
 
 from raftmq.config import KAFKA_FILE_KEYS, NodeConfig
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import (
-    AlterConfigs,
-    ConfigChange,
-    CreateTopics,
-)
+from raftmq.metadata.commands import AlterConfigs, ConfigChange, CreateTopics
 from raftmq.metadata.config_keys import BROKER_KEYS, TOPIC_KEYS, ConfigSource, ConfigType
 from raftmq.metadata.configs import (
     APPEND,

@@ -38,11 +38,7 @@ from raftmq.metadata.features import (
 )
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
-from raftmq.metadata.results import (
-    Done,
-    Registered,
-    Rejection,
-)
+from raftmq.metadata.results import Done, Registered, Rejection
 from raftmq.types import LeaderEpoch
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import Machine, node, register

@@ -13,11 +13,7 @@ from random import Random
 import pytest
 from attrs import define, field
 
-from raftmq.metadata.commands import (
-    ConfirmRemoved,
-    MembersReport,
-    ReportVoters,
-)
+from raftmq.metadata.commands import ConfirmRemoved, MembersReport, ReportVoters
 from raftmq.metadata.image import PartitionImage
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import TargetMembership, next_configuration

@@ -19,10 +19,7 @@ from raftmq.metadata.commands import (
     UpdateFeatures,
 )
 from raftmq.metadata.features import SUPPORTED
-from raftmq.metadata.results import (
-    ProducerIds,
-    Rejection,
-)
+from raftmq.metadata.results import ProducerIds, Rejection
 from raftmq.promise import Promise
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import creation, node

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import (
-    AllocateProducerIds,
-    NoOperation,
-)
+from raftmq.metadata.commands import AllocateProducerIds, NoOperation
 from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.machine import Skip
 from raftmq.metadata.results import ProducerIds

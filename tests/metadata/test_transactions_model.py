@@ -29,11 +29,7 @@ from raftmq.metadata.commands import (
     TransactionRows,
 )
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.results import (
-    GroupDone,
-    Rejection,
-    RowDone,
-)
+from raftmq.metadata.results import GroupDone, Rejection, RowDone
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.metadata.transactions import (
     Transaction,

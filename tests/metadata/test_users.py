@@ -10,12 +10,7 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import (
-    AlterUsers,
-    Envelope,
-    encode_envelope,
-    version_of,
-)
+from raftmq.metadata.commands import AlterUsers, Envelope, encode_envelope, version_of
 from raftmq.metadata.credentials import ScramDeletion, ScramUpsertion, masked
 from raftmq.metadata.image import LEVEL_OF_MOVES, LEVEL_OF_SECURITY, RAFTMQ_LEVEL, UsersImage
 from raftmq.metadata.machine import shown

@@ -20,16 +20,9 @@ from raftmq import logs as raftmq_logs
 from raftmq.controller.leaders import LeaderTable
 from raftmq.counts import ReplicaCounts
 from raftmq.logs import PERIOD_S, RateLimitedLog, configure_logs
-from raftmq.metadata.commands import (
-    ClaimGroup,
-    Envelope,
-    ReleaseGroup,
-)
+from raftmq.metadata.commands import ClaimGroup, Envelope, ReleaseGroup
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.results import (
-    Claimed,
-    GroupDone,
-)
+from raftmq.metadata.results import Claimed, GroupDone
 from raftmq.node.events import (
     FOLLOWERS_MS,
     FULL_QUIET_MS,

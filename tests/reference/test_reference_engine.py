@@ -17,10 +17,7 @@ from raftmq.metadata.commands import (
     NoOperation,
     encode_envelope,
 )
-from raftmq.metadata.results import (
-    ProducerIds,
-    Registered,
-)
+from raftmq.metadata.results import ProducerIds, Registered
 from raftmq.metadata.snapshot import encode_image
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.runtime.reference_engine import (

@@ -16,11 +16,7 @@ from jepsen_like.cluster.run import Verdict
 from jepsen_like.invariants import BlindInvariants, Invariants, InvariantViolation
 from jepsen_like.planted import BUGS, hunt, hunt_with
 from raftmq.metadata.apply import STALE_SEQUENCE
-from raftmq.metadata.commands import (
-    Envelope,
-    GroupMember,
-    NoOperation,
-)
+from raftmq.metadata.commands import Envelope, GroupMember, NoOperation
 from raftmq.metadata.image import GroupImage, GroupsImage
 from raftmq.metadata.results import GroupDone
 from raftmq.metadata.transactions import NO_TRANSACTIONS

@@ -19,10 +19,7 @@ from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import ErrorCode
 from raftmq.log.log_start import LogStartFile, Pending
-from raftmq.metadata.commands import (
-    UNDATED,
-    CommittedOffset,
-)
+from raftmq.metadata.commands import UNDATED, CommittedOffset
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId, RaftIndex

@@ -8,10 +8,7 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import (
-    UNDATED,
-    AddPartitions,
-)
+from raftmq.metadata.commands import UNDATED, AddPartitions
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.transactions.coordinator import (
     ID_BYTES_MAX,

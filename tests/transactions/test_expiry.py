@@ -5,11 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import (
-    UNDATED,
-    ForgetId,
-    InitProducer,
-)
+from raftmq.metadata.commands import UNDATED, ForgetId, InitProducer
 from raftmq.metadata.transactions import TransactionState
 from raftmq.transactions.coordinator import TransactionConfig
 from tests.metadata.transaction_machine import A

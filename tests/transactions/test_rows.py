@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.commands import (
-    UNDATED,
-    InitProducer,
-    TransactionRows,
-)
+from raftmq.metadata.commands import UNDATED, InitProducer, TransactionRows
 from raftmq.transactions.rows import COMMANDS_IN_FLIGHT_MAX, RowQueue
 from tests.transactions.world import World
 

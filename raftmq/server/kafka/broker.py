@@ -23,10 +23,7 @@ from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
-from raftmq.metadata.commands import (
-    AllocateProducerIds,
-    client_endpoint,
-)
+from raftmq.metadata.commands import AllocateProducerIds, client_endpoint
 from raftmq.metadata.configs import broker_value, describe_topic, effective_topic_configs
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.image import (

@@ -13,12 +13,7 @@ from uuid import UUID
 
 from attrs import frozen
 
-from raftmq.metadata.image import (
-    LEVEL_OF_VIEWS,
-    MetadataImage,
-    TopicImage,
-    ViewImage,
-)
+from raftmq.metadata.image import LEVEL_OF_VIEWS, MetadataImage, TopicImage, ViewImage
 from raftmq.partition.empty import EmptyPartition
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock

@@ -12,10 +12,7 @@ import trio
 import trio.testing
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import (
-    Endpoint,
-    client_endpoint,
-)
+from raftmq.metadata.commands import Endpoint, client_endpoint
 from raftmq.protocol import ApiKey
 from raftmq.raft.membership import Configuration
 from raftmq.records import NewRecord, build_batch

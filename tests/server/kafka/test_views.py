@@ -10,12 +10,7 @@ from immutables import Map
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import PartitionState
-from raftmq.metadata.image import (
-    LEVEL_OF_VIEWS,
-    RAFTMQ_LEVEL,
-    NumberImage,
-    ViewImage,
-)
+from raftmq.metadata.image import LEVEL_OF_VIEWS, RAFTMQ_LEVEL, NumberImage, ViewImage
 from raftmq.protocol import ApiKey, Struct
 from raftmq.records import NewRecord, build_batch
 from raftmq.rights import Kind, Operation
