@@ -517,6 +517,21 @@ class Broker:
         """Let the controller decide, wherever it is; fails with a KafkaError."""
         return self.controller.call(call)
 
+    def outcomes(
+        self, call: AdminRequest, refused: Callable[[ErrorCode, str], tuple[Outcome, ...]]
+    ) -> Promise[tuple[Outcome, ...]]:
+        """The controller's outcomes; where it cannot be reached, what `refused` makes of why."""
+        promise: Promise[tuple[Outcome, ...]] = Promise()
+
+        def settled(done: Promise[tuple[Outcome, ...]]) -> None:
+            if done.error is None:
+                promise.resolve(done.result())
+            else:
+                promise.resolve(refused(*self.explain(done.error)))
+
+        self.call_controller(call).when_done(settled)
+        return promise
+
     def explain(self, error: Exception) -> tuple[ErrorCode, str]:
         """Code and message for a client whose call failed as a whole."""
         if isinstance(error, KafkaError):

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import CreateAclsCall, DeleteAclsCall, Outcome
 from raftmq.metadata.commands import RULES_PER_COMMAND_MAX
@@ -60,7 +62,7 @@ def describe(broker: Broker, _context: RequestContext, request: Struct) -> Work[
     principals = sorted(tables) if wanted.principal is None else [wanted.principal]
     count = 0
     for principal in principals:
-        for rule in broker.image.rules.met_by(_of_principal(wanted, principal)):
+        for rule in broker.image.rules.met_by(replace(wanted, principal=principal)):
             count += 1
             if count % RULES_PER_TURN == 0:
                 yield None
@@ -84,19 +86,6 @@ def describe(broker: Broker, _context: RequestContext, request: Struct) -> Work[
         for kind, name, pattern in resources
     ]
     return {"throttle_time": 0, "error_code": 0, "error_message": None, "resources": rows}
-
-
-def _of_principal(wanted: RuleFilter, principal: str) -> RuleFilter:
-    return RuleFilter(
-        wanted.kind,
-        wanted.pattern,
-        wanted.name,
-        principal,
-        wanted.host,
-        wanted.operation,
-        wanted.permission,
-        wanted.is_match,
-    )
 
 
 def _undescribed(code: ErrorCode, message: str) -> Answer:
@@ -124,7 +113,7 @@ def create(broker: Broker, _context: RequestContext, request: Struct) -> Work[An
         rows.append({"error_code": code, "error_message": message})
     if rules:
         call = CreateAclsCall(rules=tuple(rules.values()), timeout_ms=TIMEOUT_MS)
-        (outcome,) = yield from value_of(_call(broker, call))
+        (outcome,) = yield from value_of(broker.outcomes(call, _refused))
         told = {"error_code": outcome.code, "error_message": outcome.message}
         for place in rules:
             rows[place] = told
@@ -147,7 +136,7 @@ def delete(broker: Broker, _context: RequestContext, request: Struct) -> Work[An
             except KafkaError as error:
                 promises.append(_refused(error.code, error.message))
             else:
-                promises.append(_call(broker, call))
+                promises.append(broker.outcomes(call, _refused))
         if place % RULES_PER_TURN == RULES_PER_TURN - 1 or not isinstance(promises[-1], tuple):
             yield None
     results = []
@@ -179,21 +168,6 @@ def _matching_row(rule: Rule) -> Answer:
 
 def _refused(code: ErrorCode, message: str) -> Outcomes:
     return (Outcome(name="", code=code, message=message),)
-
-
-def _call(broker: Broker, call: CreateAclsCall | DeleteAclsCall) -> Promise[Outcomes]:
-    """The controller's one outcome, or why it cannot be reached."""
-    promise: Promise[Outcomes] = Promise()
-
-    def settled(done: Promise[Outcomes]) -> None:
-        if done.error is None:
-            promise.resolve(done.result())
-        else:
-            code, message = broker.explain(done.error)
-            promise.resolve(_refused(code, message))
-
-    broker.call_controller(call).when_done(settled)
-    return promise
 
 
 def _rule(one: Struct) -> Rule:

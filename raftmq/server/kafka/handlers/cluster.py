@@ -11,14 +11,14 @@ from uuid import UUID
 
 from raftmq.controller.control_plane import QuorumMember, QuorumState
 from raftmq.errors import ErrorCode
-from raftmq.metadata.broker_messages import FeatureRequest, Outcomes, UpdateFeaturesCall
+from raftmq.metadata.broker_messages import FeatureRequest, Outcome, Outcomes, UpdateFeaturesCall
 from raftmq.metadata.features import SAFE_DOWNGRADE, UPGRADE, Ranges
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
 from raftmq.promise import Promise
 from raftmq.protocol import ANNOUNCED, ApiKey, Struct, encode_response
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, then
 from raftmq.types import METADATA_TOPIC, TopicPartition
 
 PREFERRED: Final = 0
@@ -98,19 +98,15 @@ def update_features(
         timeout_ms=max(request.timeout, 0),
         validate_only=version >= _UPGRADE_TYPES_FROM and bool(request.validate_only),
     )
-    answer: Promise[dict[str, Any]] = Promise()
 
-    def settled(done: Promise[Outcomes]) -> None:
-        if done.error is None:
-            outcomes = done.result()
-            rows = [(outcome.name, outcome.code, outcome.message) for outcome in outcomes]
-            answer.resolve(_features_answer(version, rows))
-        else:
-            code, message = broker.explain(done.error)
-            answer.resolve(_features_answer(version, [(name, code, message) for name in names]))
+    def refused(code: ErrorCode, message: str) -> Outcomes:
+        return tuple(Outcome(name=name, code=code, message=message) for name in names)
 
-    broker.call_controller(call).when_done(settled)
-    return answer
+    def answered(outcomes: Outcomes) -> dict[str, Any]:
+        rows = [(outcome.name, outcome.code, outcome.message) for outcome in outcomes]
+        return _features_answer(version, rows)
+
+    return then(broker.outcomes(call, refused), answered)
 
 
 def _feature_request(update: Struct, version: int) -> FeatureRequest:

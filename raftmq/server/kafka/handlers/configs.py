@@ -245,27 +245,18 @@ def _call(
     call = AlterConfigsCall(
         resources=tuple(resources), timeout_ms=TIMEOUT_MS, validate_only=validate_only
     )
-    promise: Promise[tuple[Outcome, ...]] = Promise()
-
-    def settled(done: Promise[tuple[Outcome, ...]]) -> None:
-        if done.error is None:
-            promise.resolve(done.result())
-            return
-        code, message = broker.explain(done.error)
-        promise.resolve(
-            tuple(
-                Outcome(
-                    name=one.resource_name,
-                    resource_type=one.resource_type,
-                    code=code,
-                    message=message,
-                )
-                for one in resources
+    return broker.outcomes(
+        call,
+        lambda code, message: tuple(
+            Outcome(
+                name=one.resource_name,
+                resource_type=one.resource_type,
+                code=code,
+                message=message,
             )
-        )
-
-    broker.call_controller(call).when_done(settled)
-    return promise
+            for one in resources
+        ),
+    )
 
 
 def _refusal(broker: Broker, resource: Struct) -> tuple[ErrorCode, str | None]:

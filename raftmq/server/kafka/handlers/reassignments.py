@@ -114,20 +114,12 @@ def _call(
 ) -> Promise[Outcomes]:
     """The controller's outcomes; when it cannot be reached each partition gets that error, which
     is also added to `errors`."""
-    promise: Promise[Outcomes] = Promise()
 
-    def settled(done: Promise[Outcomes]) -> None:
-        if done.error is None:
-            promise.resolve(done.result())
-            return
-        code, message = broker.explain(done.error)
+    def refused(code: ErrorCode, message: str) -> Outcomes:
         errors.append((code, message))
-        promise.resolve(
-            tuple(Outcome(name=m.topic, code=code, message=message) for m in call.moves)
-        )
+        return tuple(Outcome(name=m.topic, code=code, message=message) for m in call.moves)
 
-    broker.call_controller(call).when_done(settled)
-    return promise
+    return broker.outcomes(call, refused)
 
 
 def list_(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:

@@ -213,14 +213,7 @@ def _call(broker: Broker, call: Any, names: list[str]) -> Promise[tuple[Outcome,
     """The controller's outcomes; when it cannot be reached each topic gets that error."""
     if not names:
         return Promise.resolved(())
-    promise: Promise[tuple[Outcome, ...]] = Promise()
-
-    def settled(done: Promise[tuple[Outcome, ...]]) -> None:
-        if done.error is None:
-            promise.resolve(done.result())
-        else:
-            code, message = broker.explain(done.error)
-            promise.resolve(tuple(Outcome(name=n, code=code, message=message) for n in names))
-
-    broker.call_controller(call).when_done(settled)
-    return promise
+    return broker.outcomes(
+        call,
+        lambda code, message: tuple(Outcome(name=n, code=code, message=message) for n in names),
+    )

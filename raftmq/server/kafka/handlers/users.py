@@ -59,18 +59,15 @@ def _alter(broker: Broker, request: Struct) -> Work[Answer]:
         if count % TURN_PARTITIONS == 0:
             yield None
     call = AlterUsersCall(users=tuple(changes), secret=secrets.token_bytes(SECRET_BYTES))
-    told: Promise[Any] = Promise()
-
-    def settled(done: Promise[tuple[Outcome, ...]]) -> None:
-        if done.error is None:
-            told.resolve(done.result())
-            return
-        code, message = broker.explain(done.error)
-        names = dict.fromkeys(change.user for change in changes)
-        told.resolve(tuple(Outcome(name=name, code=code, message=message) for name in names))
-
-    broker.call_controller(call).when_done(settled)
-    outcomes = yield from value_of(told)
+    names = dict.fromkeys(change.user for change in changes)
+    outcomes = yield from value_of(
+        broker.outcomes(
+            call,
+            lambda code, message: tuple(
+                Outcome(name=name, code=code, message=message) for name in names
+            ),
+        )
+    )
     rows = [
         {"user": one.name, "error_code": one.code, "error_message": one.message} for one in outcomes
     ]
