@@ -218,11 +218,16 @@ class TopicImage:
         assert found is not None
         return RaftGroupId(self.topic_id, partition, found.creation_epoch)
 
+    def of_group(self, group: RaftGroupId) -> PartitionImage | None:
+        """The partition of that group, None when there is none (any more)."""
+        found = self.partition(group.partition)
+        if found is None or found.creation_epoch != group.creation_epoch:
+            return None
+        return found if group.topic_id == self.topic_id else None
+
     def has(self, group: RaftGroupId) -> bool:
         """True when that group is the one of its partition."""
-        return self.partition(group.partition) is not None and (
-            self.group_id(group.partition) == group
-        )
+        return self.of_group(group) is not None
 
     @property
     def replication_factor(self) -> int:
@@ -429,9 +434,7 @@ class MetadataImage:
 
     def view_of(self, topic_id: TopicId) -> ViewImage | None:
         """The view over the retired partitions of a topic, None when there is none."""
-        return next(
-            (view for _, view in sorted(self.views.items()) if view.source == topic_id), None
-        )
+        return next((view for view in self.views.values() if view.source == topic_id), None)
 
     def sources(self) -> dict[str, str]:
         """The names of views, each with that of the topic that it looks at."""
@@ -440,24 +443,20 @@ class MetadataImage:
 
     def view_by_id(self, topic_id: TopicId) -> ViewImage | None:
         """The view of that id."""
-        views = (view for _, view in sorted(self.views.items()))
-        return next((view for view in views if view.topic_id == topic_id), None)
+        return next((view for view in self.views.values() if view.topic_id == topic_id), None)
 
     def holds(self, node_id: NodeId, group: RaftGroupId) -> bool:
         """True while that node is to have a replica of that group."""
         topic = self.topic_by_id(group.topic_id)
-        if topic is None or not topic.has(group):
-            return False
-        partition = topic.partition(group.partition)
+        partition = None if topic is None else topic.of_group(group)
         return partition is not None and holds(partition, node_id)
 
     def may_hold(self, node_id: NodeId, group: RaftGroupId) -> bool:
         """The same, or it was to have one and is not known to be out of the group yet."""
         topic = self.topic_by_id(group.topic_id)
-        if topic is None or not topic.has(group):
+        partition = None if topic is None else topic.of_group(group)
+        if partition is None:
             return False
-        partition = topic.partition(group.partition)
-        assert partition is not None
         return holds(partition, node_id) or node_id in partition.dismissed
 
     def removal_key(self, group: RaftGroupId) -> RaftGroupId:
@@ -549,7 +548,7 @@ def successor_of(leaving: Mapping[NodeId, NodeId], node_id: NodeId) -> NodeId:
 def partition_target(image: MetadataImage, group: RaftGroupId) -> TargetMembership | None:
     """The members that a partition should have; None when there is no partition of that group."""
     topic = image.topic_by_id(group.topic_id)
-    partition = None if topic is None or not topic.has(group) else topic.partition(group.partition)
+    partition = None if topic is None else topic.of_group(group)
     if partition is None:
         return None
     replicas = partition.replicas

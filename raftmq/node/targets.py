@@ -72,8 +72,8 @@ class Targets:
         delete anything."""
         group, term = replica.group, replica.core.term
         topic = self._engine.image.topic_by_id(group.topic_id)
-        partition = None if topic is None else topic.partition(group.partition)
-        if partition is None or partition.creation_epoch != group.creation_epoch:
+        partition = None if topic is None else topic.of_group(group)
+        if partition is None:
             return UNSEEN
         wanted = _Seen(term, partition.target_version)
         seen = self._seen.get(group)

@@ -46,6 +46,7 @@ from raftmq.sasl.plain import PlainExchange
 from raftmq.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange, ScramMechanism
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
+from raftmq.server.kafka.work import then
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
@@ -212,10 +213,13 @@ NEXT: Final[Mapping[AuthenticationState, frozenset[AuthenticationState]]] = {
 
 
 @frozen(slots=True)
-class _Failure:
-    """An exchange that failed, with what its client is told."""
+class _Said:
+    """The next token and the session's lifetime, 0 for one that does not end; or how a failure is
+    told, which is the last that is said."""
 
-    told: str
+    token: bytes = b""
+    lifetime_ms: int = 0
+    failure: str | None = None
 
 
 class Authentication:
@@ -366,7 +370,7 @@ class Authentication:
         """Answer a token without a header; None ends the connection."""
         if self.state is not AuthenticationState.BARE_EXCHANGE:
             raise RemoteProtocolError("a token before the answer to the last one")
-        said: bytes | Promise[bytes | None] | None = _mapped(self._step(token), _bare)
+        said: bytes | Promise[bytes | None] | None = then(self._step(token), _bare)
         return said
 
     # ---- the exchange ----
@@ -404,7 +408,7 @@ class Authentication:
             self._become(
                 AuthenticationState.BARE_EXCHANGE if self._is_bare else AuthenticationState.EXCHANGE
             )
-            return answer.token, 0
+            return _Said(answer.token)
         is_again = self.user is not None
         if is_again and answer.user != self.user:
             raise AuthenticationFailedError(
@@ -427,7 +431,7 @@ class Authentication:
             connection.caller = evolve(connection.caller, principal=f"User:{answer.user}")
             if not self._is_over:
                 self._authenticator.began(self)
-        return answer.token, lifetime_ms or 0
+        return _Said(answer.token, lifetime_ms or 0)
 
     def _lifetime_ms(self, answer: Answer) -> int | None:
         settings, clock = self._authenticator.settings, self._authenticator.clock
@@ -450,7 +454,7 @@ class Authentication:
             f"Authentication failed during {kind} due to invalid credentials with SASL mechanism "
             f"{self._mechanism}"
         )
-        return self._later(_Failure(told))
+        return self._later(_Said(failure=told))
 
     def _later(self, answer: Any) -> Promise[Any]:
         """An answer after the delay, with which the connection ends."""
@@ -471,10 +475,6 @@ class Authentication:
         self._authenticator.counts.authentication(mechanism, outcome)
 
 
-_Said = tuple[bytes, int] | _Failure
-"""The next token and the session's lifetime in milliseconds, or a failure."""
-
-
 class _BadMechanism:
     """Of a client that wants to authenticate again by another mechanism."""
 
@@ -489,35 +489,18 @@ class _BadMechanism:
         raise AuthenticationFailedError("another mechanism than before", told=self._told)
 
 
-def _mapped(value: Any, read: Callable[[Any], Any]) -> Any:
-    """`read` of a value, or a promise of it."""
-    if not isinstance(value, Promise):
-        return read(value)
-    promise: Promise[Any] = Promise()
-
-    def settled(done: Promise[Any]) -> None:
-        if done.error is None:
-            promise.resolve(read(done.result()))
-        else:
-            promise.fail(done.error)
-
-    value.when_done(settled)
-    return promise
-
-
 def _bare(said: _Said) -> bytes | None:
-    return None if isinstance(said, _Failure) else said[0]
+    return said.token if said.failure is None else None
 
 
 def _translated(said: _Said | Promise[_Said]) -> dict[str, Any] | Promise[dict[str, Any]]:
-    answer: dict[str, Any] | Promise[dict[str, Any]] = _mapped(said, _read_said)
-    return answer
+    return then(said, _read_said)
 
 
 def _read_said(said: _Said) -> dict[str, Any]:
-    if isinstance(said, _Failure):
-        return _answer(ErrorCode.SASL_AUTHENTICATION_FAILED, said.told)
-    return _answer(ErrorCode.NONE, None, *said)
+    if said.failure is not None:
+        return _answer(ErrorCode.SASL_AUTHENTICATION_FAILED, said.failure)
+    return _answer(ErrorCode.NONE, None, said.token, said.lifetime_ms)
 
 
 def _answer(

@@ -275,8 +275,7 @@ class Reading:
         """Look at one partition, with so many bytes left for it."""
         request = wanted.request
         broker = self._broker
-        key = wanted.topic
-        name, topic_id = (key, None) if isinstance(key, str) else (None, key)
+        name, topic_id = named(wanted)
         found = broker.find_readable(name, topic_id, request.partition)
         if isinstance(found, ErrorCode):
             return self._refuse(wanted, found)

@@ -107,15 +107,7 @@ def handle(
         return chain(waits, lambda _: _answer(broker, context, request, None, scope))
     if len(wanted) > TURN_PARTITIONS:
         return _handle_many(broker, context, request, scope)
-    missing = [
-        topic.name
-        for topic in wanted
-        if topic.topic_id is None
-        and topic.name is not None
-        and topic.name not in broker.image.topics
-        and topic.name not in INTERNAL_TOPICS
-        and not broker.views.is_reserved(topic.name)
-    ]
+    missing = [topic.name for topic in wanted if _is_missing(broker, topic)]
     if missing and scope.may_create and may_create(broker, version, request):
         created: Any = broker.auto_create(missing)
 
@@ -130,6 +122,17 @@ def handle(
     if waits is None:
         return _answer(broker, context, request, wanted, scope)
     return chain(waits, lambda _: _answer(broker, context, request, wanted, scope))
+
+
+def _is_missing(broker: Broker, wanted: Struct) -> bool:
+    """True for a topic that is named, is not there, and may be made."""
+    return (
+        wanted.topic_id is None
+        and wanted.name is not None
+        and wanted.name not in broker.image.topics
+        and wanted.name not in INTERNAL_TOPICS
+        and not broker.views.is_reserved(wanted.name)
+    )
 
 
 def _handle_many(
@@ -151,12 +154,7 @@ def _handle_many(
         topic = broker.find_topic(*key)
         if topic is not None:
             known.append(topic)
-        elif (
-            one.topic_id is None
-            and one.name is not None
-            and one.name not in INTERNAL_TOPICS
-            and not broker.views.is_reserved(one.name)
-        ):
+        elif _is_missing(broker, one):
             missing.append(one.name)
     codes: dict[str, ErrorCode] = {}
     if missing and scope.may_create and may_create(broker, version, request):
