@@ -172,8 +172,12 @@ class World:
             if row is None or not self.is_up(row.leader_id) or not is_moving(partition):
                 continue
             arriving = [n for n in partition.replicas if n not in partition.voters]
-            if all(self.is_up(n) for n in arriving):
-                self.report(partition.index, partition.replicas, int(topic.name[1:]))
+            here = [n for n in arriving if self.is_up(n)]
+            number = int(topic.name[1:])
+            if here == arriving:
+                self.report(partition.index, partition.replicas, number)
+            elif here:  # nobody goes before the others are there as well
+                self.report(partition.index, (*partition.voters, *here), number)
 
     def settle(self) -> list[Step]:
         """Until nothing is due any more."""
