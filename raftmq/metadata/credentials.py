@@ -18,6 +18,8 @@ USERS_MAX: Final = 1_000
 """Users that one command changes."""
 USER_NAME_LENGTH_MAX: Final = 256
 SECRET_BYTES_MAX: Final = 1_024
+SECRET_BYTES: Final = 32
+"""Of the secret that credentials are made up from."""
 
 UserName: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=USER_NAME_LENGTH_MAX)]
 Secret: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)]

@@ -18,10 +18,11 @@ from attrs import field, frozen
 from raftmq.config import ConfigError
 from raftmq.errors import KafkaError
 from raftmq.metadata.broker_messages import AlterUsersCall, Outcomes, UserRequest
-from raftmq.metadata.credentials import USER_NAME_LENGTH_MAX
+from raftmq.metadata.credentials import SECRET_BYTES, USER_NAME_LENGTH_MAX
 from raftmq.metadata.image import LEVEL_OF_SECURITY, MetadataImage
 from raftmq.sasl.scram import (
     ITERATIONS_DEFAULT,
+    SALT_BITS,
     SCRAM_BY_NUMBER,
     credential_of,
     salt_text,
@@ -29,8 +30,6 @@ from raftmq.sasl.scram import (
 )
 
 LINE_LENGTH_MAX: Final = 4_096
-SALT_BITS: Final = 130
-SECRET_BYTES: Final = 32
 AGAIN_S: Final = 1.0
 
 logger = structlog.get_logger("raftmq.security")

@@ -29,7 +29,7 @@ ITERATIONS_MAX: Final = 16_384
 ITERATIONS_DEFAULT: Final = 4_096
 """That of Kafka's own tools: users of all tools look alike, and so do those that are made up."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-_SALT_BITS: Final = 130
+SALT_BITS: Final = 130
 
 
 @frozen(slots=True)
@@ -91,7 +91,7 @@ def proves(mechanism: ScramMechanism, credential: ScramCredential, password: str
 
 def salt_text(number: int) -> bytes:
     """A salt in the form that Kafka's tools give it: 130 random bits as letters and digits."""
-    number &= (1 << _SALT_BITS) - 1
+    number &= (1 << SALT_BITS) - 1
     text = ""
     while number:
         number, digit = divmod(number, len(_DIGITS))

@@ -29,6 +29,7 @@ from attrs import evolve, frozen
 
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.logs import RateLimitedLog
+from raftmq.metadata.credentials import SECRET_BYTES
 from raftmq.metadata.image import MetadataImage, UsersImage
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock
@@ -56,7 +57,6 @@ REAUTHENTICATE_AGAIN_MS: Final = 1_000
 WORKERS_MAX: Final = 2
 WAITING_MAX: Final = 256
 """Exchanges that wait for a worker; beyond it they fail."""
-SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 24
 _OFFERED_BEFORE: Final = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 _FRAMED_FROM: Final = 1

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 import structlog
@@ -38,6 +38,7 @@ from raftmq.types import TopicId
 
 Handler: TypeAlias = Callable[[Broker, RequestContext, Struct], Any]
 Topics: TypeAlias = Sequence[Struct]
+T = TypeVar("T")
 
 CHECKS_PER_TURN: Final = 64
 """So many resources are judged in one turn: one that was not judged before costs some ten
@@ -303,17 +304,22 @@ def _altered_no_users(_asked: Asked, request: Struct) -> Work[Struct]:
 # ---- topics and their partitions ----
 
 
+def _parted(rows: Iterable[T], is_allowed: Callable[[T], bool]) -> Work[tuple[list[T], list[T]]]:
+    """The rows that are allowed, and the others; in turns."""
+    allowed: list[T] = []
+    refused: list[T] = []
+    for count, row in enumerate(rows, 1):
+        (allowed if is_allowed(row) else refused).append(row)
+        if count % CHECKS_PER_TURN == 0:
+            yield None
+    return allowed, refused
+
+
 def _split(
     asked: Asked, rows: Sequence[Any], name: str = "name"
 ) -> Work[tuple[list[Any], list[Any]]]:
     """The rows whose topic the caller may use, and the others."""
-    allowed: list[Any] = []
-    refused: list[Any] = []
-    for count, row in enumerate(rows, 1):
-        (allowed if asked.may(_TOPIC, getattr(row, name)) else refused).append(row)
-        if count % CHECKS_PER_TURN == 0:
-            yield None
-    return allowed, refused
+    return (yield from _parted(rows, lambda row: asked.may(_TOPIC, getattr(row, name))))
 
 
 def _of_partitions(
@@ -345,13 +351,9 @@ def _of_partitions(
 def _create_topics(asked: Asked, request: Struct) -> Work[Any]:
     refused: list[Any] = []
     if not asked.rights.may(Operation.CREATE, _CLUSTER, CLUSTER_NAME):
-        allowed: list[Any] = []
-        for count, topic in enumerate(request.topics, 1):
-            is_allowed = asked.may(_TOPIC, topic.name, Operation.CREATE)
-            (allowed if is_allowed else refused).append(topic)
-            if count % CHECKS_PER_TURN == 0:
-                yield None
-        request.topics = allowed
+        request.topics, refused = yield from _parted(
+            request.topics, lambda topic: asked.may(_TOPIC, topic.name, Operation.CREATE)
+        )
     answer = yield from asked.answer(request)
     for count, row in enumerate(answer["topics"], 1):
         if row["configs"] and not asked.may(_TOPIC, row["name"], Operation.DESCRIBE_CONFIGS):
@@ -567,13 +569,9 @@ def _find_coordinator(asked: Asked, request: Struct) -> Work[Any]:
         if asked.may(kind, request.key):
             return (yield from asked.answer(request))
         return Struct(error_code=code, error_message=_MESSAGE, node_id=-1, host="", port=-1)
-    allowed: list[str] = []
-    refused: list[str] = []
-    for count, key in enumerate(request.coordinator_keys, 1):
-        (allowed if asked.may(kind, key) else refused).append(key)
-        if count % CHECKS_PER_TURN == 0:
-            yield None
-    request.coordinator_keys = allowed
+    request.coordinator_keys, refused = yield from _parted(
+        request.coordinator_keys, lambda key: asked.may(kind, key)
+    )
     answer = yield from asked.answer(request)
     answer.coordinators += [
         Struct(key=key, error_code=code, error_message=_MESSAGE, node_id=-1, host="", port=-1)
@@ -701,26 +699,16 @@ def _describe_groups(asked: Asked, request: Struct) -> Work[Any]:
 
 
 def _split_groups(asked: Asked, names: Sequence[str]) -> Work[tuple[list[str], list[str]]]:
-    allowed: dict[str, None] = {}
-    refused: dict[str, None] = {}
-    for count, name in enumerate(dict.fromkeys(names), 1):
-        (allowed if asked.may(_GROUP, name) else refused)[name] = None
-        if count % CHECKS_PER_TURN == 0:
-            yield None
-    return list(allowed), list(refused)
+    return (yield from _parted(dict.fromkeys(names), lambda name: asked.may(_GROUP, name)))
 
 
 def _list_groups(asked: Asked, request: Struct) -> Work[Any]:
     answer = yield from asked.answer(request)
     rights = asked.rights
     if not rights.may(Operation.DESCRIBE, _CLUSTER, CLUSTER_NAME):
-        rows = []
-        for count, row in enumerate(answer.groups, 1):
-            if rights.may(Operation.DESCRIBE, _GROUP, row.group_id):
-                rows.append(row)
-            if count % CHECKS_PER_TURN == 0:
-                yield None
-        answer.groups = rows
+        answer.groups, _ = yield from _parted(
+            answer.groups, lambda row: rights.may(Operation.DESCRIBE, _GROUP, row.group_id)
+        )
     return answer
 
 
@@ -785,32 +773,24 @@ def _end_txn(asked: Asked, request: Struct) -> Any:
 
 
 def _describe_transactions(asked: Asked, request: Struct) -> Work[Any]:
-    allowed: list[str] = []
-    refused: list[Struct] = []
-    for count, name in enumerate(dict.fromkeys(request.transactional_ids), 1):
-        if asked.may(_ID, name):
-            allowed.append(name)
-        else:
-            refused.append(Struct(error_code=NO_ID, transactional_id=name, transaction_state=""))
-        if count % CHECKS_PER_TURN == 0:
-            yield None
-    request.transactional_ids = allowed
+    request.transactional_ids, refused = yield from _parted(
+        dict.fromkeys(request.transactional_ids), lambda name: asked.may(_ID, name)
+    )
     answer = yield from asked.answer(request)
     for state in answer.transaction_states:
         state.topics = [topic for topic in state.topics if asked.sees(topic.topic)]
-    answer.transaction_states += refused
+    answer.transaction_states += [
+        Struct(error_code=NO_ID, transactional_id=name, transaction_state="") for name in refused
+    ]
     return answer
 
 
 def _list_transactions(asked: Asked, request: Struct) -> Work[Any]:
     answer = yield from asked.answer(request)
-    rows = []
-    for count, row in enumerate(answer.transaction_states, 1):
-        if asked.rights.may(Operation.DESCRIBE, _ID, row.transactional_id):
-            rows.append(row)
-        if count % CHECKS_PER_TURN == 0:
-            yield None
-    answer.transaction_states = rows
+    may = asked.rights.may
+    answer.transaction_states, _ = yield from _parted(
+        answer.transaction_states, lambda row: may(Operation.DESCRIBE, _ID, row.transactional_id)
+    )
     return answer
 
 

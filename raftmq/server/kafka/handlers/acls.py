@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from raftmq.controller.rules import FILTERS_MAX
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import CreateAclsCall, DeleteAclsCall, Outcome
 from raftmq.metadata.commands import RULES_PER_COMMAND_MAX
@@ -39,8 +40,6 @@ Outcomes: TypeAlias = tuple[Outcome, ...]
 W = TypeVar("W", bound=StrEnum)
 
 RULES_PER_TURN: Final = 256
-FILTERS_MAX: Final = 20
-"""Of one request: each looks at every rule."""
 TIMEOUT_MS: Final = 5_000
 _OFF: Final = 'no authorizer is configured: `authorizer = "acl"` in the configuration of the node'
 _OF_KIND: Final = {code: word for word, code in KIND_CODES.items()}

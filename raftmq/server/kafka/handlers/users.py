@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import AlterUsersCall, Outcome, UserRequest
+from raftmq.metadata.credentials import SECRET_BYTES
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.sasl.scram import SCRAM_BY_NUMBER, credential_of
@@ -23,7 +24,6 @@ from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, in_turns, value_of
 
 Answer: TypeAlias = dict[str, Any]
-SECRET_BYTES: Final = 32
 CALL_MAX: Final = 1_000
 """Changes that one request may name."""
 
