@@ -174,6 +174,7 @@ def nodes_in(folder: Path) -> Iterator[tuple[list[Node], list[int]]]:
                 peer_listener=Address("127.0.0.1", peer),
                 admin_listener=Address("127.0.0.1", admin),
                 peers=peers,
+                formation_wait_ms=0,
                 replicas_max=100,
             )
             of_clients, of_peers, of_admin = three

@@ -216,6 +216,12 @@ class NodeConfig:
         "Principals that may do everything where the authorizer is acl, such as User:admin.",
         default=(),
     )
+    formation_wait_ms: int = _key(
+        "A node with an empty data folder listens for so long for a cluster that it belonged to "
+        "before it helps to form a new one; other nodes dial it again within 1.5 s. 0 where the "
+        "cluster is certainly new.",
+        default=2_000,
+    )
     metadata_engine: str = _key(
         "The engine that replicates metadata: raft, or pysyncobj (a reference, loses data; "
         "loopback only).",

@@ -402,6 +402,7 @@ class ClusterNode:
             client_listener=Address(f"node{self.node_id}", 9092),
             peer_listener=Address(f"node{self.node_id}", 9192),
             peers=tuple(PeerAddress(n, f"node{n}", 9192) for n in voters),
+            formation_wait_ms=0,
             tick_ms=options.tick_ms,
             election_ticks=options.election_ticks,
             heartbeat_ticks=options.heartbeat_ticks,

@@ -120,6 +120,7 @@ class Node:
             "log_format": "json",
         }
         lines = [f"node_id = {self.node_id}", f"peers = [{', '.join(peers)}]"]
+        lines.append("formation_wait_ms = 0")
         if self not in cluster.voters:
             lines.append("takes_data_at_once = true")
         lines += [f"{key} = {json.dumps(value)}" for key, value in texts.items()]

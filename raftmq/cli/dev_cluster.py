@@ -290,6 +290,7 @@ class DevCluster:
                 ),
                 "]",
                 *(["takes_data_at_once = true"] if node not in self.nodes[:VOTERS_MAX] else []),
+                *(["formation_wait_ms = 0"] if "formation_wait_ms" not in self.settings else []),
                 *(f"{key} = {json.dumps(value)}" for key, value in self.settings.items()),
                 "[defaults]",
                 *(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.defaults.items()),

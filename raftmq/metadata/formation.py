@@ -8,7 +8,9 @@ admitted under its own later, as any replaced disk is. Sans-IO: messages in, mes
 Invariants: an acceptor's promise and acceptance are saved before they are answered; once chosen, a
 list never changes; nodes whose configs differ in cluster id or voter list never count each other.
 A wiped node that meets one formed peer learns the list and forms nothing: it asks every node that
-it hears, since all nodes that its config names may have been replaced since.
+it hears, since all nodes that its config names may have been replaced since. Those that took their
+places stand in no config and come by themselves. So a node takes no part in a round before it has
+listened for `wait_ms`, nor before a node that it has just heard had time to answer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ UNBOUND_STORAGE: Final = StorageId(0)
 GRACE_MS: Final = 400
 """How long a proposer that hears a majority waits for the rest of the voters."""
 ROUND_MS: Final = 500
+ANSWER_MS: Final = 1_000
+"""How long a node that was just heard is given to say that it knows a cluster."""
 
 _Node: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
 Ballot: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)], _Node]
@@ -159,7 +163,10 @@ class Formation:
         save: Callable[[FormationState], None],
         send: Callable[[NodeId, bytes], None],
         random: Random,
+        wait_ms: float = 0.0,
     ) -> None:
+        """`wait_ms`: so long a node listens for a cluster that it belonged to before it helps to
+        form a new one; 0 where that is certainly new."""
         self._node_id = node_id
         self.voters: tuple[int, ...] = tuple(sorted(voters))
         self._state = state
@@ -167,6 +174,10 @@ class Formation:
         self._send = send
         self._random = random
         self._heard: dict[int, int] = {node_id: storage_id}
+        self._wait_ms = wait_ms
+        self._listens_until_ms: float | None = None
+        self._is_listening = wait_ms > 0
+        self._has_heard_more = False
         self._majority_since_ms: float | None = None
         self._ballot: Ballot = NO_BALLOT
         self._next_round_ms = 0.0
@@ -197,18 +208,32 @@ class Formation:
     def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
         """A peer introduced itself."""
         if node_id in self.voters or node_id in self._heard or len(self._heard) < HEARD_MAX:
+            if self._wait_ms and self._heard.get(node_id) != storage_id:
+                self._has_heard_more = self._is_listening = True
             self._heard[node_id] = storage_id
 
     def tick(self, now_ms: float) -> None:
         """Propose, or ask, when it is time; call every few milliseconds until chosen."""
         if self._state.chosen:
             return
+        if self._wait_ms:
+            self._listen(now_ms)
         if now_ms >= self._next_ask_ms:
             self._next_ask_ms = now_ms + ROUND_MS
             for node_id in sorted({*self.voters, *self.heard_from} - {self._node_id}):
                 self._tell(node_id, Ask())
         if self._node_id in self.voters and now_ms >= self._next_round_ms:
             self._stand(now_ms)
+
+    def _listen(self, now_ms: float) -> None:
+        """Note until when a cluster that is there already may still be heard of."""
+        if self._listens_until_ms is None:
+            self._listens_until_ms = now_ms + self._wait_ms
+        if self._has_heard_more:
+            self._has_heard_more = False
+            self._listens_until_ms = max(self._listens_until_ms, now_ms + ANSWER_MS)
+            self._next_ask_ms = now_ms
+        self._is_listening = now_ms < self._listens_until_ms
 
     def _stand(self, now_ms: float) -> None:
         """Propose, once a majority was heard and it is this node's turn."""
@@ -221,13 +246,12 @@ class Formation:
         is_complete = len(present) == len(self.voters)
         if not is_complete and now_ms - self._majority_since_ms < GRACE_MS:
             return
+        if self._is_listening:
+            return
         # The lowest node present goes first; the others wait for a round each.
         rank = present.index(self._node_id)
-        if (
-            self._ballot == NO_BALLOT
-            and rank
-            and now_ms - self._majority_since_ms < (GRACE_MS + rank * ROUND_MS)
-        ):
+        since_ms = max(self._majority_since_ms, self._listens_until_ms or 0.0)
+        if self._ballot == NO_BALLOT and rank and now_ms - since_ms < (GRACE_MS + rank * ROUND_MS):
             return
         self._next_round_ms = now_ms + ROUND_MS * (1 + self._random.random() * len(self.voters))
         self._propose()
@@ -246,6 +270,8 @@ class Formation:
             self._tell(sender, Chosen(self._state.chosen, self._state.recoveries))
         elif isinstance(message, Prepare):
             self._on_prepare(sender, message)
+        elif self._is_listening and isinstance(message, Promised | Accept | Accepted):
+            return  # a later round asks again
         elif isinstance(message, Accept):
             self._on_accept(sender, message)
         elif isinstance(message, Promised):
@@ -282,6 +308,8 @@ class Formation:
             self._tell(sender, Mismatch(self.voters))
             return
         self.mismatches.pop(sender, None)
+        if self._is_listening:
+            return  # the proposer asks again
         if message.ballot < self._state.promised:
             self._tell(sender, Outbid(self._state.promised))
             return

@@ -227,6 +227,7 @@ class NodeCore:
             save=folder.save_formation,
             send=self._send_formation,
             random=self.plane.random,
+            wait_ms=self.config.formation_wait_ms,
         )
 
     def _compose_control(self) -> None:

@@ -47,7 +47,7 @@ def test_a_profile_changes_something_and_the_guide_explains_each_key(file: Path)
 def test_a_node_starts_with_a_profile(file: Path, tmp_path: Path) -> None:
     client, peer, admin = free_ports(3)
     command = [str(Path(sys.executable).parent / "raftmq"), "start", "--config", str(file)]
-    command += ["--data", str(tmp_path / "data")]
+    command += ["--data", str(tmp_path / "data"), "--formation-wait-ms", "0"]
     for name, port in (("client", client), ("peer", peer), ("admin", admin)):
         command += [f"--{name}-listener", f"127.0.0.1:{port}"]
     with (tmp_path / "log").open("wb") as log:

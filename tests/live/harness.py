@@ -73,6 +73,7 @@ class Node:
         self.client_port, self.peer_port, self.admin_port = free_ports(3, host)
         self.process: Child | None = None
         self.takes_data_at_once = True
+        self.formation_wait_ms: int | None = 0
         self.environment: dict[str, str] = {"RAFTMQ_FAULTS": "1"} if cluster.faults else {}
 
     @property
@@ -110,6 +111,8 @@ class Node:
         ]
         if self.takes_data_at_once and self not in self.cluster.voters:
             lines.append("takes_data_at_once = true")
+        if self.formation_wait_ms is not None:
+            lines.append(f"formation_wait_ms = {self.formation_wait_ms}")
         if self.rack:
             lines.append(f'rack = "{self.rack}"')
         lines += [f"{key} = {json.dumps(value)}" for key, value in self.cluster.settings.items()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.live.harness import Cluster, wait_until
+from tests.live.harness import Cluster, Node, wait_until
 from tests.live.load import Load, create_topic, leaders
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -67,6 +68,30 @@ def test_three_addresses_in_any_order_one_late(tmp_path: Path, order: tuple[int,
         assert sorted(voters) == [1, 2, 3]
     finally:
         cluster.stop()
+
+
+@pytest.mark.soak
+def test_first_voters_that_are_all_empty_form_no_second_cluster(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 5, voters=3) as cluster:
+        chosen = _chosen(cluster[4])
+        assert chosen
+        for node_id in (1, 2, 3):
+            cluster[node_id].kill()
+            cluster[node_id].wipe()
+            cluster[node_id].formation_wait_ms = 2_000
+        for node_id in (1, 2, 3):
+            cluster[node_id].start()
+        for node_id in (1, 2, 3):
+            wait_until(lambda n=node_id: _chosen(cluster[n]), 60, "it learns who formed it")
+        assert [_chosen(node) for node in cluster.nodes.values()] == [chosen] * 5
+
+
+def _chosen(node: Node) -> list[list[int]]:
+    path = node.data / "formation.json"
+    if not path.exists():
+        return []
+    voters: list[list[int]] = json.loads(path.read_text())["content"].get("chosen", [])
+    return voters
 
 
 def test_a_mismatch_is_refused_by_name(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def start_only(node: Node, tree: Path | None) -> None:
         node.start()
         return
     config = node.cluster.folder / f"node-{node.node_id}.toml"
-    node.takes_data_at_once = False  # the older version does not know the key
+    # The older version does not know the keys.
+    node.takes_data_at_once, node.formation_wait_ms = False, None
     config.write_text(node.config_text())
     node.process = OldChild(tree, config, node.log_path)  # type: ignore[assignment]
 

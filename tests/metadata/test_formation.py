@@ -19,16 +19,28 @@ from raftmq.types import NodeId, ReplicaId, StorageId
 class Net:
     """Nodes that form a cluster over a lossy network in virtual milliseconds."""
 
-    def __init__(self, voters: dict[int, list[int]], seed: int = 0, loss: float = 0.0) -> None:
+    def __init__(
+        self,
+        voters: dict[int, list[int]],
+        seed: int = 0,
+        loss: float = 0.0,
+        *,
+        wait_ms: float = 0.0,
+        latency_ms: float = 20.0,
+    ) -> None:
         self.random = Random(seed)
+        self.wait_ms = wait_ms
+        self.latency_ms = latency_ms
         self.loss = loss
         self.now_ms = 0.0
         self.lists = voters
+        self.storages = {node_id: StorageId(100 + node_id) for node_id in voters}
         self.saved: dict[int, FormationState] = {}
         self.nodes: dict[int, Formation] = {}
         self.queue: list[tuple[float, int, int, bytes]] = []
 
-    def start(self, node_id: int) -> None:
+    def start(self, node_id: int, *, is_met: bool = True) -> None:
+        """Begin a process; it and the others meet at once, or only those that `meet` names."""
         me = NodeId(node_id)
 
         def save(state: FormationState) -> None:
@@ -36,22 +48,26 @@ class Net:
 
         def send(to: NodeId, payload: bytes) -> None:
             if self.random.random() >= self.loss:
-                due = self.now_ms + self.random.random() * 20
+                due = self.now_ms + self.random.random() * self.latency_ms
                 self.queue.append((due, node_id, to, payload))
 
         self.nodes[node_id] = Formation(
             me,
-            StorageId(100 + node_id),
+            self.storages[node_id],
             [NodeId(n) for n in self.lists[node_id]],
             state=self.saved.get(node_id, FormationState()),
             save=save,
             send=send,
             random=self.random,
+            wait_ms=self.wait_ms,
         )
-        for other_id, other in self.nodes.items():
-            if other_id != node_id:
-                other.heard(me, StorageId(100 + node_id))
-                self.nodes[node_id].heard(NodeId(other_id), StorageId(100 + other_id))
+        for other_id in [n for n in self.nodes if n != node_id and is_met]:
+            self.meet(node_id, other_id)
+
+    def meet(self, one: int, other: int) -> None:
+        """Two nodes introduce themselves to each other."""
+        self.nodes[one].heard(NodeId(other), self.storages[other])
+        self.nodes[other].heard(NodeId(one), self.storages[one])
 
     def run(self, duration_ms: float) -> None:
         end_ms = self.now_ms + duration_ms
@@ -119,6 +135,90 @@ def test_a_wiped_voter_learns_from_those_who_replaced_the_others(size: int, left
     net.start(1)
     net.run(3_000)
     assert net.nodes[1].chosen == decision
+
+
+class Replaced(Net):
+    """A cluster that its first voters left; they are all there again, with empty disks."""
+
+    def __init__(self, **options: float) -> None:
+        super().__init__({n: [1, 2, 3] for n in range(1, 6)}, wait_ms=WAIT_MS, **options)  # type: ignore[arg-type]  # no seed
+        for node_id in range(1, 6):
+            self.start(node_id)
+        self.run(5_000)
+        (self.decision,) = self.decisions()
+        for node_id in (1, 2, 3):
+            del self.nodes[node_id], self.saved[node_id]
+            self.storages[node_id] = StorageId(200 + node_id)
+        for node_id in (1, 2, 3):
+            self.start(node_id, is_met=False)
+        for one, other in ((1, 2), (1, 3), (2, 3)):
+            self.meet(one, other)
+
+
+WAIT_MS = 2_000.0
+
+
+@pytest.mark.parametrize("after_ms", [0, 500, 1_500])
+@pytest.mark.parametrize("meets", [1, 2, 3])
+def test_first_voters_that_are_all_empty_wait_for_word_of_their_cluster(
+    after_ms: int, meets: int
+) -> None:
+    """They hear each other first; nodes that took their places dial them after a while."""
+    net = Replaced()
+    net.run(after_ms)
+    net.meet(4, meets)
+    net.run(5_000)
+    assert net.decisions() == {net.decision}
+    assert all(net.nodes[n].chosen == net.decision for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize("after_ms", [0, 1_900])
+def test_a_node_that_was_just_heard_has_time_to_answer(after_ms: int) -> None:
+    net = Replaced(latency_ms=400.0)
+    net.run(after_ms)
+    for node_id in (1, 2, 3):
+        net.meet(5, node_id)
+    net.run(5_000)
+    assert net.decisions() == {net.decision}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("after_ms", [2_025, 2_275, 2_525])
+def test_a_round_that_is_under_way_stops_where_another_node_is_heard(
+    seed: int, after_ms: int
+) -> None:
+    net = Replaced(latency_ms=400.0, seed=seed)
+    net.run(after_ms)
+    assert net.decisions() == {net.decision}
+    for node_id in (1, 2, 3):
+        net.meet(5, node_id)
+    net.run(5_000)
+    assert net.decisions() == {net.decision}
+    assert all(net.nodes[n].chosen == net.decision for n in (1, 2, 3))
+
+
+def test_a_node_that_has_just_begun_promises_nothing() -> None:
+    """Others may have listened for long, and could not be found by those that it will hear."""
+    net = Net({n: [1, 2, 3] for n in (1, 2, 3)}, wait_ms=WAIT_MS)
+    net.start(1)
+    net.run(60_000)
+    net.start(2)
+    net.run(WAIT_MS - 10)
+    assert 2 not in net.saved
+    assert net.decisions() == set()
+    net.run(3_000)
+    assert len(net.decisions()) == 1
+
+
+@pytest.mark.parametrize(("wait_ms", "within_ms"), [(0.0, 200), (WAIT_MS, 3_000)])
+@pytest.mark.parametrize("ids", [[1], [1, 2, 3], [1, 2, 3, 4, 5]])
+def test_a_new_cluster_forms_soon(ids: list[int], wait_ms: float, within_ms: int) -> None:
+    net = Net(dict.fromkeys(ids, ids), wait_ms=wait_ms)
+    for node_id in ids:
+        net.start(node_id)
+    net.run(within_ms)
+    assert len(net.decisions()) == 1
+    assert all(node.chosen is not None for node in net.nodes.values())
 
 
 def test_other_voter_lists_are_named_and_never_counted() -> None:
