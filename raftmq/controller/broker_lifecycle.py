@@ -64,8 +64,14 @@ class BrokerInfo:
     takes_no_data: bool = False
 
 
-def removal_text(node_id: NodeId) -> str:
-    """What a node is told that comes back after it was removed."""
+def removal_text(image: MetadataImage, node_id: NodeId) -> str:
+    """What a node is told that comes back after it was replaced or removed."""
+    if (row := image.replacements.get(node_id)) is not None:
+        return (
+            f"node {node_id} was replaced by node {row.new_id} (`raftmq node replace {node_id} "
+            f"{row.new_id}`) while it was away: the cluster goes on without its data. Do not start "
+            "it again; with an empty data folder it joins anew, as a node that holds nothing"
+        )
     return (
         f"node {node_id} was removed from this cluster (`raftmq node remove {node_id}`). Do not "
         "start it again with this data; with an empty data folder it joins anew, as a node that "
@@ -204,7 +210,7 @@ class BrokerLifecycle:
         own = self._info.replica_id
         if own.storage_id in after.removed.get(own.node_id, ()):
             self.is_replaced = True
-            self.refusal = removal_text(own.node_id)
+            self.refusal = removal_text(after, own.node_id)
         self._beat_at_ms = 0.0
         if self._beat_began_ms < 0 and self.broker_epoch >= 0:
             self._send_heartbeat(self._clock.monotonic_ms())

@@ -481,9 +481,9 @@ class ControlPlane:
 
     def _admit(self, request: AdmissionRequest) -> Reply:
         if self.engine.is_leader:
-            storages = self.engine.image.removed.get(request.node_id, ())
-            if request.storage_id in storages:
-                return self._turn_away(request.node_id, removal_text(request.node_id))
+            image = self.engine.image
+            if request.storage_id in image.removed.get(request.node_id, ()):
+                return self._turn_away(request.node_id, removal_text(image, request.node_id))
             if request.is_member:
                 return self._membership_of(request.node_id)
         try:
@@ -506,12 +506,7 @@ class ControlPlane:
         if row is None or (row.is_done and node_id in image.brokers):
             text = f"node {node_id} is no member of the metadata group any more"
             return Reply(ErrorCode.INELIGIBLE_REPLICA, self.node_id, message=text)
-        text = (
-            f"node {node_id} was replaced by node {row.new_id} (`raftmq node replace {node_id} "
-            f"{row.new_id}`) while it was away: the cluster goes on without its data. Do not start "
-            "it again; with an empty data folder it joins anew, as a node that holds nothing"
-        )
-        return self._turn_away(node_id, text)
+        return self._turn_away(node_id, removal_text(image, node_id))
 
     def _turn_away(self, node_id: NodeId, text: str) -> Reply:
         self.turned_away[node_id] = text

@@ -9,7 +9,8 @@ from image and configuration alone how far a replacement is, so a crash at any p
 but time.
 
 Invariants: a replacement begins only where every partition of OLD has a place to go to; it ends
-only when its node holds nothing and is gone.
+only when its node holds nothing and is gone, and (since LEVEL_OF_MOVES) its storage is refused from
+then on, as that of any removed node.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from raftmq.controller.moves import Bounds, first_names, foresee
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_brokers import with_replacement
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
-from raftmq.metadata.commands import EndReplacement, ReplaceNode
+from raftmq.metadata.commands import EndReplacement, ReplaceNode, UnregisterBroker
 from raftmq.metadata.image import (
+    LEVEL_OF_MOVES,
     MetadataImage,
     all_partitions,
     holds,
@@ -40,15 +42,20 @@ NAMES_MAX: Final = 10
 
 def next_end(
     image: MetadataImage, configuration: Configuration, has_any: Callable[[NodeId], bool]
-) -> EndReplacement | None:
-    """A replacement that has nothing left to do; `has_any` tells whether a node still has, or may
-    get back, a replica of any partition."""
+) -> EndReplacement | UnregisterBroker | None:
+    """What ends a replacement that has nothing left to do: its node is removed, then the row is
+    done. `has_any` tells whether a node still has, or may get back, a replica of any partition."""
     members = [member.node_id for member in configuration.members]
     for old_id in image.leaving():
         if old_id in members or image.live_epoch(old_id) is not None:
             continue
-        if not has_any(old_id):
-            return EndReplacement(old_id=old_id)
+        if has_any(old_id):
+            continue
+        if image.level >= LEVEL_OF_MOVES and old_id in image.brokers:
+            # This leaves the tombstone. Until the row is done as well, the node stays one that
+            # leaves: whichever controller comes next ends it.
+            return UnregisterBroker(node_id=old_id)
+        return EndReplacement(old_id=old_id)
     return None
 
 

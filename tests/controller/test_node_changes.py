@@ -24,6 +24,7 @@ from raftmq.metadata.broker_messages import (
     CreateTopicsCall,
     NewTopic,
     Outcome,
+    ReplaceNodeCall,
 )
 from raftmq.metadata.commands import (
     ChangeNodes,
@@ -469,6 +470,29 @@ def test_a_node_is_added_another_drained_and_removed() -> None:
     assert not anew.control.lifecycle.is_replaced
     assert anew.engine.image.brokers[node(3)].state is NodeState.NEW
     assert 3 not in cluster.nodes[1].control.turned_away, "it is told of no more: it did as asked"
+    assert _holders(cluster) == {1, 2, 4}
+
+
+def test_a_node_that_was_replaced_comes_back_with_an_empty_disk_alone() -> None:
+    cluster = _grown()
+    cluster.kill(3)
+    cluster.run(10_000)
+    verdict, *_ = _ask(cluster, ReplaceNodeCall(old_id=3, new_id=4))
+    assert verdict.message == "begun"
+    cluster.run(5_000)
+    image = cluster.nodes[1].engine.image
+    assert image.replacements[node(3)].is_done
+    assert len(image.removed[node(3)]) == 1
+    old = cluster.start(3)
+    cluster.run(5_000)
+    assert old.control.lifecycle.is_replaced
+    assert "node 3 was replaced by node 4" in str(old.control.lifecycle.refusal)
+    assert "was replaced" in cluster.nodes[1].control.turned_away[node(3)]
+    cluster.kill(3)
+    anew = cluster.start(3, storage_id=999)
+    cluster.run(5_000)
+    assert not anew.control.lifecycle.is_replaced
+    assert anew.engine.image.brokers[node(3)].state is NodeState.NEW
     assert _holders(cluster) == {1, 2, 4}
 
 

@@ -25,8 +25,10 @@ from raftmq.metadata.commands import (
     ReassignPartition,
     ReplaceNode,
     ReportVoters,
+    UnregisterBroker,
     VotersReport,
 )
+from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import MetadataImage, partition_target
 from raftmq.metadata.results import Rejection
 from raftmq.metadata.snapshot import decode_image, encode_image
@@ -93,7 +95,9 @@ def _any(_node_id: NodeId) -> int:
     return 20_000
 
 
-def next_end(image: MetadataImage, configuration: Configuration) -> EndReplacement | None:
+def next_end(
+    image: MetadataImage, configuration: Configuration
+) -> EndReplacement | UnregisterBroker | None:
     return replacement.next_end(image, configuration, Survey(image).has_any)
 
 
@@ -478,6 +482,28 @@ def test_progress(machine: Machine) -> None:
     _fence(lone, 1)
     assert next_end(lone.image, group_of("14")) is None, "it votes"
     assert next_end(lone.image, group_of("4")) == EndReplacement(old_id=node(1))
+
+
+def test_a_replaced_node_leaves_a_tombstone() -> None:
+    machine = Machine()
+    machine.register_all(1, 4)
+    machine.image = raised(machine.image)
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    _fence(machine, 1)
+    ends = []
+    while (end := next_end(machine.image, group_of("4"))) is not None:
+        ends.append(end)
+        assert not isinstance(machine.apply(end), Rejection)
+    assert ends == [UnregisterBroker(node_id=node(1)), EndReplacement(old_id=node(1))]
+    assert machine.image.replacements[node(1)].is_done
+    old, empty = (
+        replace(register(1, storage=storage), features=named(SUPPORTED)) for storage in (None, 7)
+    )
+    refused = machine.apply(old)
+    assert isinstance(refused, Rejection)
+    assert refused.code is ErrorCode.INCONSISTENT_CLUSTER_ID
+    assert not isinstance(machine.apply(empty), Rejection)
+    assert node(1) not in machine.image.replacements, "it begins anew"
 
 
 # ---- through controllers ----
