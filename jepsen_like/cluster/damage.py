@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 ROOT = "data"
+EVERYTHING = range(1 << 62)
 ZEROS_BELOW, STALE_FROM = 0.3, 0.6
 """Of all damage so much is a sector of zeros, and from there on a stale one, where that can be."""
 
@@ -154,7 +155,7 @@ class Damage:
         segment; of a group that has any."""
         groups = [group for group in self._groups() if group not in self._rotten]
         random.shuffle(groups)
-        spoil = partial(self._rot_group, part=(0.0, 1.0))
+        spoil = partial(self._rot_group, part=EVERYTHING)
         ways: tuple[Callable[[ClusterNode, RaftGroupId, Random], bool], ...] = (spoil,)
         if random.random() < 0.25:
             ways = (self._lose_segment, spoil)
@@ -194,8 +195,11 @@ class Damage:
             node.crash()
         nodes = list(world.nodes)
         random.shuffle(nodes)
-        for number, node in enumerate(nodes):
-            part = (number / len(nodes), (number + 1) / len(nodes))
+        # By offsets: what each node knows to be flushed differs, and so would thirds of that.
+        end = world.watch.committed_offset(group)
+        bases = sorted({row[0] for node in nodes for row in self._batches(node, group, end)})
+        bounds = [bases[at * len(bases) // len(nodes)] for at in range(len(nodes)) if bases]
+        for node, part in zip(nodes, map(range, bounds, [*bounds[1:], end]), strict=False):
             draw = Random(random.getrandbits(32))
             node.must_start.append(partial(self._rot_group, node, group, draw, part=part))
         world.had_effect("spoilt everywhere")
@@ -209,27 +213,30 @@ class Damage:
         bare_count = self._world.watch.bare_count(node.node_id, group)
         return 0 if state is None else max(0, state.flushed_end - bare_count)
 
-    def _rot_group(
-        self, node: ClusterNode, group: RaftGroupId, random: Random, *, part: tuple[float, float]
-    ) -> bool:
+    def _batches(
+        self, node: ClusterNode, group: RaftGroupId, end: int
+    ) -> list[tuple[int, str, int, int]]:
+        """Batches of a node's copy below an offset: (base offset, path, position, size)."""
         folder = self._folder(node, group)
-        sure_end = self._sure_offset(node, group)
         if folder is None:
-            return False
-        commit_end = self._world.watch.committed_offset(group)
-        found: list[tuple[str, int, int]] = []
+            return []
+        found: list[tuple[int, str, int, int]] = []
         for path, size in node.disk.files(folder).items():
             if path.endswith(".log"):
-                batches = flushed_batches(node.disk.content(path)[:size], min(sure_end, commit_end))
-                found += [(path, position, length) for position, length in batches]
-        chosen = [
-            row
-            for number, row in enumerate(found)
-            if part[0] <= (number + 0.5) / len(found) < part[1]
-        ]
+                data = node.disk.content(path)[:size]
+                for position, length in flushed_batches(data, end):
+                    found.append((parse_header(data, position).base_offset, path, position, length))
+        return found
+
+    def _rot_group(
+        self, node: ClusterNode, group: RaftGroupId, random: Random, *, part: range
+    ) -> bool:
+        """Spoil a batch that is committed and known to be flushed, with a base offset in `part`."""
+        end = min(self._sure_offset(node, group), self._world.watch.committed_offset(group))
+        chosen = [row for row in self._batches(node, group, end) if row[0] in part]
         if not chosen:
             return False
-        path, position, length = chosen[-1] if random.random() < 0.5 else random.choice(chosen)
+        _, path, position, length = chosen[-1] if random.random() < 0.5 else random.choice(chosen)
         self._world.note("rot", node.node_id, path, position)
         self._world.counts.rots += 1
         self._world.counts.stale_sectors += _spoil(node, path, position, length, random)

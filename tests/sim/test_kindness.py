@@ -13,6 +13,7 @@ from jepsen_like.cluster.faults import CRASHES_MIN, ENDS, draw_faults
 from jepsen_like.cluster.fetch_session import NO_SESSION
 from jepsen_like.cluster.kafka import Kafka
 from jepsen_like.cluster.nemesis import Nemesis
+from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.producers import IN_FLIGHT_MAX, Batch, Pipe
 from jepsen_like.cluster.run import quiet_logs
@@ -21,6 +22,7 @@ from jepsen_like.cluster.world import ClusterWorld, Fault
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
 from raftmq.log.hard_state import HardStateJournal
+from raftmq.records import parse_header
 from raftmq.types import METADATA_GROUP, NodeId
 from tests.sim.failing_disks import topic_that_cannot_begin
 
@@ -316,4 +318,34 @@ def test_a_paused_node_goes_on_when_faults_end() -> None:
         world.heal()
         world.run_until(world.now_ms + 10 * world.options.tick_ms)
         assert replica.core.now >= ticks + 5
+        world.close()
+
+
+def test_no_batch_goes_bad_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirds of what each node knew to be flushed overlapped, and the only batch of one node's
+    third was spoilt on all three: nobody was left to mend it, and nobody led (500334)."""
+    known = {1: 1, 2: 6, 3: 3}
+    struck: list[int] = []
+
+    def note(node: ClusterNode, path: str, position: int, *_: object) -> bool:
+        struck.append(parse_header(node.disk.content(path), position).base_offset)
+        return False
+
+    monkeypatch.setattr(Damage, "_sure_offset", lambda _, node, group: known[int(node.node_id)])
+    monkeypatch.setattr("jepsen_like.cluster.damage._spoil", note)
+    with quiet_logs():
+        world = ClusterWorld(1, ClusterOptions(weights=()))
+        world.start()
+        world.run_until(2_000.0)
+        groups = world.watch.groups()
+        monkeypatch.setattr(Damage, "_groups", lambda _: groups)
+        for draw in range(24):
+            Damage(world).rot_everywhere(Random(draw))
+            for node in world.nodes:
+                for strike in node.must_start:
+                    strike()
+                node.must_start.clear()
+            assert len(struck) == len({*struck})
+            struck.clear()
+        assert world.counts.rots >= 24
         world.close()
