@@ -30,7 +30,6 @@ from raftmq.log.segments import Segments
 from raftmq.log.verification import Checker, StoredJob, VerifyJob
 from raftmq.ports import Clock, File
 from raftmq.records import (
-    CONTROL,
     HEADER_SIZE,
     LOG_APPEND_TIME,
     TIMESTAMP_MAX,
@@ -118,7 +117,8 @@ class ReadableLog:
         self._checker = Checker(segments, bare.epochs, clock, config.verified_ms)
         self.aborted = AbortedTransactions(segments, log_start.base_offset)
         """Which transactions were aborted, as far as the state machine has told."""
-        self._marker_at: tuple[int, Segment, int, int] | None = None
+        # Where `headers` came to: segment, its version, position, header.
+        self._walked: tuple[Segment, int, int, BatchHeader] | None = None
         # Where readers probably go on: offsets, and the segment and position at which they are.
         self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
 
@@ -532,9 +532,8 @@ class ReadableLog:
                 if header.base_offset >= end:
                     return
                 at = header.next_offset
-                if header.attributes & CONTROL:
-                    # Whoever walks wants to know what it says.
-                    self._marker_at = header.base_offset, segment, position, segment.version
+                # Whoever walks may want to know what it says, or whether it is sound.
+                self._walked = segment, segment.version, position, header
                 yield header
         for staged in list(self._staged):
             if staged.header.next_offset > at and staged.header.base_offset < end:
@@ -550,12 +549,7 @@ class ReadableLog:
         for staged in self._staged:
             if staged.header.base_offset == offset:
                 return parse_marker(staged.data)
-        known = self._marker_at
-        if known is not None and known[0] == offset and known[1].version == known[3]:
-            segment, position = known[1], known[2]
-        else:
-            segment = self._segments.holding(offset)
-            position, _ = segment.batch_at(offset)
+        segment, position, _ = self._walked_to(offset)
         found = segment.batches_from(position, offset, chunk=_MARKER_CHUNK)
         return parse_marker(next(found).data)
 
@@ -568,11 +562,23 @@ class ReadableLog:
         if offset >= self._segments.end_offset:
             return  # not written yet
         self._checker.rotate_if_due()
-        segment = self._segments.holding(offset)
-        position, header = segment.batch_at(offset)
+        segment, position, header = self._walked_to(offset)
         if segment.verified.end_from(position) < position + header.size:
             for _ in segment.batches_from(position, header.base_offset, chunk=header.size):
                 return
+
+    def _walked_to(self, offset: Offset) -> tuple[Segment, int, BatchHeader]:
+        """The batch that contains an offset: (segment, position, header); cheap for the one that
+        `headers` came to.
+
+        Raises:
+            DamagedError: it is damaged.
+        """
+        if self._walked is not None:
+            segment, version, position, header = self._walked
+            if header.base_offset == offset and segment.version == version:
+                return segment, position, header
+        return self._batch_at(offset)
 
     def offset_for_timestamp(
         self, timestamp_ms: int, end: Offset

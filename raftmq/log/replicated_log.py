@@ -584,6 +584,7 @@ class ReplicatedLog(ReadableLog):
             job.drop()
             return False
         job.fill.drop()
+        self._segments.doubt_aborted(job.damage.start)
         self._disk.rename(job.temporary, job.new.path)
         if job.new.path == job.old.path:
             job.new.aborted = job.old.aborted  # the offsets are the same

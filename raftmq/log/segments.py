@@ -238,6 +238,19 @@ class Segments:
             index.remove()
             self.is_folder_dirty = True
 
+    def doubt_aborted(self, offset: int) -> None:
+        """What is known of aborted transactions from `offset` on was perhaps read off damaged
+        batches: forget it, durably. Whoever reads has it told again."""
+        for segment in self.all[max(0, self.at(offset)) :]:
+            if segment.base_offset < offset or not segment.may_hold_markers:
+                self._cut_aborted(segment, max(offset, segment.base_offset))
+            else:
+                segment.aborted.remove()
+                self.is_folder_dirty = True
+        if self.is_folder_dirty:
+            self._shared.files.disk.sync_directory(self._folder)
+            self.is_folder_dirty = False
+
     def damaged(self, first: int) -> list[tuple[Offset, Offset]]:
         """Offset ranges from `first` on that cannot be read."""
         return [

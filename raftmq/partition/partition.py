@@ -971,6 +971,12 @@ class Partition:
         """
         check_encoded(log_start.state)
 
+    def doubt(self, offset: Offset) -> None:
+        """What was read of the log from `offset` on may be wrong: read it anew soon."""
+        if not self.is_internal:
+            self._producers.doubt(offset)
+            self._catch_up()
+
     def restore(self, log_start: LogStart) -> None:
         """Begin anew at a log start; at opening, `attach` replays what follows it."""
         self._producers.restore(log_start)

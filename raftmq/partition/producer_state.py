@@ -24,8 +24,9 @@ open stand in the order in which they began.
 log: a cache beside the log (`producers.snapshot`), never a source of truth. Whatever is missing or
 damaged is replayed from the log. Only states at *committed* offsets are kept; that prefix of a
 group never changes, so a checkpoint is right on this replica for ever, also after a crash that took
-the end of the log, and it needs no fsync. Bounded in bytes: when full, every other one goes. One
-of many producers is written in pieces (`write_on`); until it is there as a whole it is a bad one.
+the end of the log, and it needs no fsync; what was read off damaged batches is to be dropped
+(`drop_above`). Bounded in bytes: when full, every other one goes. One of many producers is written
+in pieces (`write_on`); until it is there as a whole it is a bad one.
 Layout: "RQPC", version uint16; then per checkpoint: size uint32, offset int64, CRC-32C uint32 over
 offset and data, data. A bad checkpoint ends the file.
 """
@@ -56,6 +57,8 @@ from raftmq.types import Buffer, Offset, ProducerId
 
 BATCHES_REMEMBERED: Final = 5
 EXPIRATION_MS: Final = 86_400_000
+EXPECTED_MS: Final = 3_600_000
+"""A batch that makes the log's greatest timestamp greater by more is looked at twice."""
 PRODUCERS_KEPT: Final = 1_000
 """The last ones to write are remembered whatever timestamps say: a retry may be under way."""
 PRODUCERS_MAX: Final = 200_000
@@ -158,6 +161,8 @@ class Producer:
     seen_at: int  # the log's greatest timestamp when it last wrote
     batches: tuple[KnownBatch, ...] = ()  # oldest first
     open_since: Offset = NO_OFFSET  # first offset of its open transaction
+    is_transactional: bool | None = field(default=None, eq=False)
+    """Whether its last batch was; None where only the encoded state is known: it does not say."""
 
     @property
     def last_sequence(self) -> int:
@@ -249,7 +254,10 @@ class ProducerStateTable:
         return ACCEPT
 
     def expects(self, header: BatchHeader) -> bool:
-        """True when a batch continues its producer's sequence, or has no producer."""
+        """True for a batch of nearly the log's time that has no producer, or continues its
+        producer's sequence and is of the same kind as the one before."""
+        if header.max_timestamp - self._greatest_timestamp > EXPECTED_MS:
+            return False
         if header.producer_id == NO_PRODUCER_ID:
             return True
         producer = self.get(header.producer_id)
@@ -257,6 +265,7 @@ class ProducerStateTable:
             producer is not None
             and producer.epoch == header.producer_epoch
             and header.base_sequence == (producer.last_sequence + 1) % SEQUENCE_MODULUS
+            and producer.is_transactional is header.is_transactional
         )
 
     def append(self, header: BatchHeader) -> None:
@@ -289,7 +298,7 @@ class ProducerStateTable:
         if before is not None and before.epoch == header.producer_epoch:
             batches = before.batches
         self._producers[producer_id] = Producer(
-            header.producer_epoch, self._greatest_timestamp, batches
+            header.producer_epoch, self._greatest_timestamp, batches, is_transactional=True
         )
         self._expire()
         return first
@@ -315,7 +324,11 @@ class ProducerStateTable:
         batches = (*batches[1 - BATCHES_REMEMBERED :], batch)
         rows = self._producers if open_since == NO_OFFSET else self._open
         rows[producer_id] = Producer(
-            header.producer_epoch, self._greatest_timestamp, batches, open_since
+            header.producer_epoch,
+            self._greatest_timestamp,
+            batches,
+            open_since,
+            header.is_transactional,
         )
 
     def _expire(self) -> None:
@@ -457,10 +470,10 @@ class ProducerStateTable:
             position += _PRODUCER.size
             end = position + batches * _BATCH.size
             known = tuple(KnownBatch(*row) for row in _BATCH.iter_unpack(body[position:end]))
-            producer = Producer(epoch, seen_at, known, since)
             if since == NO_OFFSET:
-                table._producers[producer_id] = producer
+                table._producers[producer_id] = Producer(epoch, seen_at, known)
             else:
+                producer = Producer(epoch, seen_at, known, since, is_transactional=True)
                 unordered.append((since, producer_id, producer))
             position = end
             if number % TURN_PRODUCERS == 0:
@@ -555,6 +568,7 @@ class ProducerCheckpoints:
 
     def __init__(self, disk: Disk | None = None, folder: str = "") -> None:
         self._disk = disk
+        self._folder = folder
         self._path = f"{folder}/{FILE_NAME}"
         self._offsets: list[Offset] = []
         self._states: list[bytes] = []
@@ -624,6 +638,22 @@ class ProducerCheckpoints:
             del self._states[:count]
             self._bytes = sum(map(len, self._states))
             self._begin_anew()  # when the next one is added
+
+    def drop_above(self, offset: Offset) -> None:
+        """Forget what lies above an offset, durably.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        count = bisect_right(self._offsets, offset)
+        if count < len(self._offsets):
+            del self._offsets[count:]
+            del self._states[count:]
+            self._bytes = sum(map(len, self._states))
+            self._begin_anew()
+            if self._disk is not None:
+                self._disk.remove(self._path)
+                self._disk.sync_directory(self._folder)
 
     def _keep(self, offset: Offset, state: bytes) -> None:
         self._offsets.append(offset)

@@ -24,6 +24,12 @@ second is there and the first is refused, librdkafka believes in the first as we
 offset of it to tell. And a producer that the log does not know may start at any sequence, as in
 Kafka, unless a batch before is remembered as refused, or may be under way: that one comes first.
 
+Headers are read without their bodies, so without their sums: a damaged one may pass for sound. One
+that is surprising (`ProducerStateTable.expects`) is believed only once its sum is right. What is
+not surprising takes no batch for another's, but may move a timestamp a little: as soon as damage is
+known and about to be repaired, all that followed from it is forgotten, and the table is read anew
+beside the one in use.
+
 Invariants: the table given out is exactly what the batches of the log say; while damage hides some
 of them there is none. What is remembered of refusals takes no batch, it only names the reason; it
 is bounded in producers, and in answers per refusal, so that a producer that never sends the refused
@@ -261,6 +267,8 @@ class PartitionProducers:
         self._batches_since = 0
         self._copies: list[ProducerStateTable] = []  # by offset, none beyond the log's end
         self._reading: InTurns[ProducerStateTable] | None = None  # the replay under way
+        self._is_doubtful = False  # the table follows from what turned out to be damaged
+        self._mending: InTurns[ProducerStateTable] | None = None  # its successor, being read
         self._encoding: tuple[Offset, InTurns[bytes]] | None = None  # the next checkpoint
         self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
         self._start: tuple[Offset, InTurns[bytes]] | None = None  # the state at a log start
@@ -282,7 +290,7 @@ class PartitionProducers:
         Raises:
             DamagedError: a part of the log that it follows from is damaged and not repaired yet.
         """
-        while not self._read_on():
+        while not self._read_on() or self._mend_on():
             pass
         return self.table
 
@@ -301,17 +309,49 @@ class PartitionProducers:
             try:
                 next(self._reading)
             except StopIteration as done:
-                self.table = done.value
                 self._reading = None
                 self._is_hidden = False
-                self._told_end = self.table.next_offset
-                if not self._copies:
-                    self._keep_copy()
+                self._was_read(done.value)
                 break
             except DamagedError:
                 self._reading = None
                 raise
         return not self._is_hidden
+
+    def _was_read(self, table: ProducerStateTable) -> None:
+        self.table = table
+        self._told_end = table.next_offset
+        if not self._copies:
+            self._keep_copy()
+
+    def doubt(self, offset: Offset) -> None:
+        """What the log said from `offset` on was perhaps read off damaged batches, which are about
+        to be repaired: forget what follows from it. `work_on` reads it again.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        self._checkpoints.drop_above(offset)
+        self._copies = [copy for copy in self._copies if copy.next_offset <= offset]
+        self._encoding = self._planned = self._start = self._telling = None
+        self._reading = self._mending = None
+        self._is_doubtful = not self._is_hidden
+
+    def _mend_on(self) -> bool:
+        """Go on to replace a doubtful table; True while there is more to do."""
+        for _ in range(TURNS if self._is_doubtful else 0):
+            if self._mending is None:
+                self._mending = self._at(None)
+            try:
+                next(self._mending)
+            except StopIteration as done:
+                self._mending, self._is_doubtful = None, False
+                self._was_read(done.value)
+                break
+            except DamagedError:
+                self._mending = None  # its repair begins this again
+                raise
+        return self._is_doubtful
 
     def judge(self, header: BatchHeader, leader_epoch: LeaderEpoch) -> Verdict:
         """Judge a batch of an idempotent producer, as `ProducerStateTable.check`.
@@ -450,7 +490,7 @@ class PartitionProducers:
         else:
             self.table.append(header)
         self._batches_since += 1
-        if self._batches_since % COPY_BATCHES == 0:
+        if self._batches_since % COPY_BATCHES == 0 and not self._is_doubtful:
             self._keep_copy()
             if self._batches_since >= max(CHECKPOINT_BATCHES, len(self.table) // 2):
                 self._batches_since = 0
@@ -497,7 +537,7 @@ class PartitionProducers:
             self._planned = None
         if self._encoding is not None and self._encoding[0] > end:
             self._encoding = None
-        self._is_hidden, self._reading, self._telling = True, None, None
+        self._hide()
         self.read_on()
 
     def committed(self, high_watermark: Offset, flushed_end: Offset) -> None:
@@ -540,10 +580,14 @@ class PartitionProducers:
         """Begin anew at a log start, which the log has begun with if it is attached."""
         self.table = ProducerStateTable(log_start.base_offset)
         self._copies.clear()
-        self._encoding = self._planned = self._start = self._reading = self._telling = None
-        self._is_hidden = True
+        self._encoding = self._planned = self._start = None
+        self._hide()
         if self._log is not None:
             self.read_on()
+
+    def _hide(self) -> None:
+        self._is_hidden, self._is_doubtful = True, False
+        self._reading = self._mending = self._telling = None
 
     def _encoded_at(self, offset: Offset) -> InTurns[bytes]:
         table = yield from self._at(offset)
@@ -603,7 +647,7 @@ class PartitionProducers:
         Raises:
             DamagedError: a part of the log that it follows from is damaged and not repaired yet.
         """
-        if not self._read_on():
+        if not self._read_on() or self._mend_on():
             return True
         try:
             for _ in range(TURNS if self._telling is not None else 0):

@@ -81,6 +81,15 @@ class GrowingState(Protocol):
 
 
 @runtime_checkable
+class UncheckedReader(Protocol):
+    """A state machine that reads headers of stored batches without their sums (a partition)."""
+
+    def doubt(self, offset: Offset) -> None:
+        """From `offset` on the log was damaged, and is about to be repaired. Raises DiskError."""
+        ...
+
+
+@runtime_checkable
 class SlowRestorer(Protocol):
     """A state machine whose state may be large (the metadata image)."""
 

@@ -44,6 +44,7 @@ from raftmq.replication.messages import (
     TailReply,
     TailRequest,
 )
+from raftmq.replication.ports import UncheckedReader
 from raftmq.types import Offset, RaftIndex, ReplicaId, Term
 
 ANSWERS_MAX: Final = 4
@@ -73,7 +74,8 @@ class Repairer:
         """Take a log, whose damage `look` will find.
 
         Args:
-            machine: judges whether it could begin with a log start of a peer.
+            machine: judges whether it could begin with a log start of a peer, and is told of
+                what it may have read wrong.
             bytes_max: how much of a range one answer may hold.
             send: sends to another replica of the group.
             fail: stops the replica, for this reason.
@@ -252,6 +254,7 @@ class Repairer:
         try:
             if error is not None:
                 raise error
+            self._doubt(job.damage.start)
             self._log.repaired(job)
         except DiskFullError:
             return  # begin again
@@ -276,6 +279,7 @@ class Repairer:
         if epoch != log_start.previous_epoch or log.offset_of(index) != log_start.base_offset:
             return
         try:
+            self._doubt(log.damaged[0][0])
             log.move_start(log_start)
         except DiskFullError:
             return
@@ -284,6 +288,10 @@ class Repairer:
             return
         self.core.log_start_moved(index, Term(epoch))
         self.look()
+
+    def _doubt(self, start: int) -> None:
+        if isinstance(self._machine, UncheckedReader):
+            self._machine.doubt(Offset(start))
 
     # ---- a cut tail ----
 

@@ -389,6 +389,31 @@ def test_damage_hides_producers_until_it_is_repaired() -> None:
     assert again.produce(batch(6), acks=1).result().base_offset == 6
 
 
+def test_what_was_read_of_producers_is_read_again_after_a_repair() -> None:
+    """Nothing was surprising about a timestamp that was a little off."""
+    node = started()
+    for sequence in range(60):
+        node.produce(batch(sequence))
+        node.flush()
+    node.partition.replica.log.close()
+    sound = node.partition.producers.encode()
+    path, other = sorted(path for path in node.disk.files() if path.endswith(".log"))[:2]
+    content = node.disk.content(path)
+    count = int(other[-24:-4])
+    size = len(content) // count
+    disk = stopped(node)
+    disk.flip(path, 5 * size + 41, 2)
+    again = Node(disk, FakeClock())
+    assert again.partition.producers.encode() != sound
+    log = again.replica.log
+    log.scrub(1 << 20)
+    assert log.damaged == [(5, 6)]
+    again.partition.doubt(Offset(5))
+    log.repair(Offset(5), [content[5 * size : 6 * size]])
+    again.pass_time(1.0)
+    assert again.partition.producers.encode() == sound
+
+
 def test_a_damaged_journal_costs_the_identity() -> None:
     node = started()
     node.produce(batch(0))

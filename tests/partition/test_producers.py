@@ -23,6 +23,7 @@ from raftmq.partition.producer_state import (
     PRODUCERS_KEPT,
     TURN_LOOKED_AT,
     Accept,
+    Duplicate,
     ProducerCheckpoints,
     ProducerStateTable,
 )
@@ -33,7 +34,14 @@ from raftmq.partition.producers import (
     BehindRefusedError,
     PartitionProducers,
 )
-from raftmq.records import BatchHeader, Marker, NewRecord, build_batch, parse_header
+from raftmq.records import (
+    TRANSACTIONAL,
+    BatchHeader,
+    Marker,
+    NewRecord,
+    build_batch,
+    parse_header,
+)
 from raftmq.types import LeaderEpoch, Offset
 from tests.log.helpers import BIG, elect, flush, open_log, segment, sim_disk
 from tests.partition.fake_replica import FakeAborted, FakeClock
@@ -258,11 +266,21 @@ def produced(offset: int, producer_id: int, sequence: int) -> bytes:
 
 @pytest.mark.parametrize("number", [0, 1, 8, 18, 19])
 @pytest.mark.parametrize(
-    "byte",
-    [pytest.param(50, id="id"), pytest.param(43, id="no id"), 52, 56],
+    ("byte", "bit"),
+    [
+        pytest.param(22, 4, id="transactional"),
+        pytest.param(37, 0, id="far from now"),
+        pytest.param(50, 7, id="id"),
+        pytest.param(43, 7, id="no id"),
+        (52, 7),
+        (56, 7),
+    ],
 )
-def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(number: int, byte: int) -> None:
-    """Replay reads headers alone; a flipped bit there makes another producer, epoch or sequence."""
+def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(
+    number: int, byte: int, bit: int
+) -> None:
+    """Replay reads headers alone; a flipped bit there makes another producer, epoch or sequence, a
+    transaction that nobody ends, or a time at which all others have been idle for long."""
     disk = sim_disk()
     log = open_log(disk, BIG)
     elect(log, 1)
@@ -273,7 +291,7 @@ def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(number: int,
     log.close()
     before = PartitionProducers(make(), FakeClock())
     before.attach(log)
-    disk.flip(segment(), number * len(batches[0]) + byte, 7)
+    disk.flip(segment(), number * len(batches[0]) + byte, bit)
     log = open_log(disk, BIG, claimed=log.flushed_end)
     assert log.damaged == [], "its indexes vouch for a closed segment"
     producers = PartitionProducers(make(), FakeClock())
@@ -283,6 +301,94 @@ def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(number: int,
     assert log.damaged == [(number, number + 1)]
     log.repair(Offset(number), [batches[number]])
     assert producers.current().encode() == before.current().encode()
+
+
+def test_the_first_batch_of_a_transaction_is_not_taken_for_another() -> None:
+    """Readers of committed records would be given it, though the transaction was aborted."""
+    table = ProducerStateTable()
+    table.append(parse_header(produced(0, 40, 0))._replace(attributes=TRANSACTIONAL))
+    table.end(header(1)._replace(producer_id=40, producer_epoch=3, attributes=0x30))
+    begins = parse_header(produced(2, 40, 1))._replace(attributes=TRANSACTIONAL)
+    known = ProducerStateTable.decode(table.encode())
+    for each in (table, known):
+        assert not each.expects(begins._replace(attributes=0))
+    assert table.expects(begins)
+    assert not known.expects(begins), "the encoded state does not say how it wrote"
+    known.append(begins)
+    assert known.expects(begins._replace(base_offset=3, base_sequence=2))
+
+
+@pytest.mark.parametrize("number", [2, 7, 19])
+def test_what_was_read_off_a_damaged_batch_is_read_again(number: int) -> None:
+    """The timestamp of a header was a little off: nothing is surprising about that, but replicas
+    knew different producers after the damage had been found and repaired."""
+    disk = sim_disk()
+    log = open_log(disk, BIG)
+    elect(log, 1)
+    batches = [produced(n, 40 + n % 2, n // 2) for n in range(20)]
+    for batch in batches:
+        log.append_batch(batch)
+    flush(log)
+    log.close()
+    sound = PartitionProducers(make(), FakeClock())
+    sound.attach(log)
+    disk.flip(segment(), number * len(batches[0]) + 42, 3)
+    log = open_log(disk, BIG, claimed=log.flushed_end)
+    producers = PartitionProducers(make(disk), FakeClock())
+    producers.attach(log)
+    assert producers.current().encode() != sound.current().encode()
+    state = producers.table.encode()
+    producers._checkpoints.add(Offset(20), state)
+    log.scrub(1 << 20)
+    assert log.damaged == [(number, number + 1)]
+    producers.doubt(Offset(number))
+    with pytest.raises(DamagedError):
+        producers.work_on()
+    log.repair(Offset(number), [batches[number]])
+    assert isinstance(producers.judge(parse_header(batches[19]), LeaderEpoch(1)), Duplicate)
+    assert producers.table.encode() == state, "in use until the other one is read"
+    again = PartitionProducers(make(disk), FakeClock())
+    again.attach(log)
+    for each in (producers, again):
+        while each.work_on():
+            pass
+        assert each.table.encode() == sound.table.encode()
+        assert each.state_at(Offset(20)) == sound.state_at(Offset(20))
+
+
+def test_a_doubtful_table_goes_on_and_leaves_no_traces() -> None:
+    producers, log = filled(count=COPY_BATCHES + 10)
+    producers.table._greatest_timestamp = 77
+    producers.doubt(Offset(5))
+    for offset in range(COPY_BATCHES + 10, 2 * COPY_BATCHES + 10):
+        log.rows.append(header(offset))
+        producers.appended(header(offset))
+    assert producers.table.encode() != truth(2 * COPY_BATCHES + 10), "until it was read again"
+    assert producers.state_at(Offset(2 * COPY_BATCHES)) is None, "it takes a while"
+    assert producers.state_at(Offset(2 * COPY_BATCHES)) == truth(2 * COPY_BATCHES)
+    while producers.work_on():
+        pass
+    assert producers.table.encode() == truth(2 * COPY_BATCHES + 10)
+    log.rows.append(header(2 * COPY_BATCHES + 10))
+    producers.appended(log.rows[-1])
+    assert producers.table.encode() == truth(2 * COPY_BATCHES + 11)
+
+
+def test_checkpoints_that_are_doubted_do_not_come_back() -> None:
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    for offset in (10, 20, 30):
+        checkpoints.add(Offset(offset), b"x" * offset)
+    checkpoints.drop_above(Offset(10))
+    assert checkpoints.best(Offset(99), Offset(0)) == (10, b"x" * 10)
+    disk.crash(Random(1))
+    again = make(disk)
+    again.load()
+    assert len(again) == 0
+    checkpoints.add(Offset(25), b"y")
+    again.load()
+    assert again.best(Offset(99), Offset(0)) == (25, b"y")
+    assert len(again) == 2
 
 
 def test_little_is_checked_of_what_is_as_it_should_be() -> None:

@@ -69,6 +69,9 @@ class Options:
 class Machine:
     """A state machine without a state."""
 
+    def __init__(self) -> None:
+        self.doubted: list[int] = []
+
     def appended(self, entry: LogEntry) -> None:
         """Nothing comes of it."""
 
@@ -87,6 +90,10 @@ class Machine:
     def state_at(self, offset: Offset, index: RaftIndex) -> bytes:
         """All that was before."""
         return b"%d" % index
+
+    def doubt(self, offset: Offset) -> None:
+        """What was damaged is about to be repaired."""
+        self.doubted.append(offset)
 
     def restore(self, log_start: LogStart) -> None:
         """Nothing comes of it."""

@@ -182,6 +182,7 @@ def test_damage_is_repaired_during_quiescence() -> None:
     node.disk.flip(span.file.path, span.position + 70)
     cluster.until(lambda: bool(replica.damaged()))
     cluster.until(lambda: not replica.damaged())
+    assert node.machines[cluster.group].inner.doubted == [3], "what it read there may be wrong"
     cluster.until(lambda: quiescent(cluster) == [1, 1, 1])
 
 

@@ -261,6 +261,7 @@ class TestDamage:
         node.start()
         cluster.until(lambda: cluster.replica(node).log.log_start_offset == 15)
         assert not cluster.replica(node).damaged()
+        assert node.machines[cluster.group].inner.doubted == [3], "what it read there may be wrong"
         cluster.commit(2)
         cluster.settle()
 
