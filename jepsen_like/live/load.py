@@ -102,7 +102,7 @@ def run(plan: Plan, history: Path) -> int:
         unfinished=unfinished,
         has_read=has_read,
         fatal=around.fatal,
-        hung_clients=around.hung_clients,
+        hung=around.hung,
         refused=sorted(around.refused),
         crashes=crashes,
     )

@@ -136,6 +136,7 @@ class RunReport:
         if judgement.transactions:
             lines.append(f"  {_transactions_line(round_, judgement)}")
         lines += [f"  left out: {name}: {why}" for name, why in round_.lacks.items()]
+        lines += [f"  {told}" for told in round_.told.get("hung", ())]
         lines += [f"  {told}" for told in map(_fault_line, round_.faults)]
         for stall in judgement.stalls[:STALLS_SHOWN]:
             at = stall.began - round_.began
@@ -189,7 +190,7 @@ def _transactions_line(round_: Round, judgement: Judgement) -> str:
     return (
         f"transactions: {counts['ok']} committed, {counts['fail']} aborted, {counts['info']} "
         f"unknown; {judgement.struck_commits} of {len(round_.faults)} faults began while a commit "
-        f"was under way; {round_.told.get('hung_clients', 0)} clients of librdkafka hung"
+        f"was under way"
     )
 
 
@@ -216,6 +217,7 @@ def _round_json(round_: Round, judgement: Judgement) -> dict[str, Any]:
         "append_p50_ms": round(judgement.latency_ms[0], 1),
         "append_p99_ms": round(judgement.latency_ms[1], 1),
         "lacks": round_.lacks,
+        "hung": list(round_.told.get("hung", ())),
         "faults": [asdict(fault) for fault in round_.faults],
         "stalls": [
             {

@@ -11,12 +11,14 @@ import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
 from jepsen_like.history_events import Recorder
+
+T = TypeVar("T")
 
 TRANSACTIONS: Final = "transactions"
 TRANSACTIONAL: Final = "transactional"
@@ -89,8 +91,8 @@ class Around:
     numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
     acked_records: int = 0
     polled_records: int = 0
-    hung_clients: int = 0
-    """Those that never came back from a call that has a timeout: a fault of theirs."""
+    hung: list[str] = field(factory=list)
+    """Clients that never came back from a call, though all that it waits for has a timeout."""
     fatal: list[str] = field(factory=list)
     """Errors after which a client cannot go on; none is expected, whatever breaks."""
     refused: set[str] = field(factory=set)
@@ -110,6 +112,43 @@ class Client(Protocol):
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the last operations after `stop`; False when some did not end."""
+
+
+class UnansweredError(Exception):
+    """Nobody knows what became of a request."""
+
+
+class HungError(UnansweredError):
+    """A client did not come back from a call, and never may: so might its end."""
+
+
+def unless_hung(around: Around, what: str, seconds: float, ask: Callable[[], T]) -> T:
+    """What a call of a client gives or raises, if it comes back within this time.
+
+    Some calls of librdkafka have no timeout, or pass over the one they are given. All that they
+    wait for has one, so who is not back after several of these never will be, whatever nodes do.
+
+    Raises:
+        HungError: it did not; the client is told of, counted, and left behind.
+    """
+    answers: list[T] = []
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:  # noqa: BLE001  # it is raised where it was asked for
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name=f"{what} asks", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        around.hung.append(f"{what} hangs, {seconds:g} s after it was called")
+        raise HungError("the client hangs")
+    for failure in failures:
+        raise failure
+    return answers[0]
 
 
 def join_all(threads: list[threading.Thread], timeout_s: float) -> bool:

@@ -14,8 +14,8 @@ from typing import Final
 
 from attrs import define, field
 
-from jepsen_like.live.workloads.base import Around, Crowd
-from jepsen_like.live.workloads.members import GroupConsumer, UnansweredError, group_consumer
+from jepsen_like.live.workloads.base import Around, Crowd, HungError, UnansweredError
+from jepsen_like.live.workloads.members import GroupConsumer, group_consumer
 
 GROUP: Final = "subscribed"
 MEMBERS: Final = 3
@@ -45,7 +45,7 @@ def commit(
     offsets: dict[str, int],
     generation: int,
 ) -> bool:
-    """Commit offsets; True when they certainly are.
+    """Commit offsets; True when they certainly are. `HungError`: this client is over.
 
     The client's own thread asks with the generation that it is in when the request leaves, which
     may be another than the one that was read before: then nobody can say for which it was accepted.
@@ -56,6 +56,9 @@ def commit(
     )
     try:
         consumer.commit(offsets)
+    except HungError as error:
+        recorder.info(invoked, group=group, error=str(error))
+        raise
     except UnansweredError as error:
         # Even a refusal may be that of a second try, after a first one that was answered into
         # the void: nobody knows.
@@ -142,6 +145,8 @@ class GroupMembers(Crowd):
                 if time.monotonic() >= next_commit and membership.positions:
                     next_commit = time.monotonic() + rng.uniform(*COMMIT_EVERY_S)
                     self._commit(process, consumer, membership)
+        except HungError:
+            pass  # it is told of; another one takes its place
         finally:
             consumer.close()
         around.recorder.note(process, "crash", group=GROUP)

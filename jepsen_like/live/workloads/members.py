@@ -8,12 +8,20 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import confluent_kafka
 
 from jepsen_like.history_events import OFFSET_UNKNOWN
-from jepsen_like.live.workloads.base import Around, key_of, parts_of
+from jepsen_like.live.workloads.base import (
+    Around,
+    HungError,
+    UnansweredError,
+    key_of,
+    parts_of,
+    unless_hung,
+)
 from jepsen_like.live.workloads.poll import (
     POLL_RECORDS_MAX,
     POLL_S,
@@ -27,17 +35,21 @@ from raftmq_client.blocking import Consumer
 from raftmq_client.errors import ClientError
 
 ANSWER_S: Final = 5.0
+HANG_S: Final = 45.0
+"""librdkafka's commit has no timeout, and may try for ever. One that waits to be sent fails when
+the coordinator's address becomes known, as the connection that has none yet is closed for that. It
+fails as if that coordinator were gone, which is asked for anew then, and its address forgotten. It
+gets out where the answer comes sooner than the next try (`retry.backoff.ms`)."""
+RETRY_MS: Final = 500
 SESSION_MS: Final = 6_000
 HEARTBEAT_MS: Final = 500
+POLLS_MS: Final = 60_000
+"""One that hangs leaves the group then."""
 _METADATA: Final = struct.Struct("=7si")
 _MAGIC: Final = b"CGMDv2:"
 
 Handed = Callable[[list[str]], None]
 """Told of keys that were handed out or taken back."""
-
-
-class UnansweredError(Exception):
-    """Nobody knows what became of a request."""
 
 
 class GroupConsumer(Protocol):
@@ -85,12 +97,18 @@ class Librdkafka:
     """One of confluent-kafka."""
 
     def __init__(self, around: Around, group: str, client_id: str) -> None:
+        self._around = around
+        self._name = client_id
+        self._is_hung = False
         self._consumer = new_consumer(
             around.plan.bootstrap,
             group,
             **{
                 "session.timeout.ms": SESSION_MS,
                 "heartbeat.interval.ms": HEARTBEAT_MS,
+                "max.poll.interval.ms": POLLS_MS,
+                "retry.backoff.ms": RETRY_MS,
+                "retry.backoff.max.ms": 2 * RETRY_MS,
                 "client.id": client_id,
             },
         )
@@ -120,10 +138,14 @@ class Librdkafka:
     def commit(self, offsets: dict[str, int]) -> None:
         """Commit these."""
         wanted = [confluent_kafka.TopicPartition(*parts_of(key), offsets[key]) for key in offsets]
+        ask = partial(self._consumer.commit, offsets=wanted, asynchronous=False)
         try:
-            told = self._consumer.commit(offsets=wanted, asynchronous=False)
+            told = unless_hung(self._around, f"commit of {self._name}", HANG_S, ask)
         except confluent_kafka.KafkaException as error:
             raise UnansweredError(str(error)) from error
+        except HungError:
+            self._is_hung = True
+            raise
         _check(told)
 
     def subscribe(self, topics: list[str], given: Handed, taken: Handed) -> None:
@@ -151,8 +173,9 @@ class Librdkafka:
         return records_of(self._consumer.consume(POLL_RECORDS_MAX, POLL_S))
 
     def close(self) -> None:
-        """Leave."""
-        self._consumer.close()
+        """Leave. One that hangs would hang here, too: its thread holds it for ever."""
+        if not self._is_hung:
+            self._consumer.close()
 
 
 class OwnClient:

@@ -10,7 +10,7 @@ import itertools
 import random
 from typing import Final
 
-from jepsen_like.live.workloads.base import Around, Crowd
+from jepsen_like.live.workloads.base import Around, Crowd, HungError
 from jepsen_like.live.workloads.group import commit, committed
 from jepsen_like.live.workloads.members import group_consumer
 
@@ -37,11 +37,15 @@ class Registers(Crowd):
         try:
             while not around.stop.wait(rng.uniform(*PAUSE_S)):
                 key = rng.choice(keys)
-                if rng.random() < WRITES:
-                    offsets = {key: next(self._values)}
-                    certain = commit(around, process, consumer, GROUP, offsets, -1)
-                else:
-                    certain = committed(around, process, consumer, GROUP, [key]) is not None
+                try:
+                    if rng.random() < WRITES:
+                        offsets = {key: next(self._values)}
+                        certain = commit(around, process, consumer, GROUP, offsets, -1)
+                    else:
+                        certain = committed(around, process, consumer, GROUP, [key]) is not None
+                except HungError:
+                    certain = False
+                    consumer = group_consumer(around, number, GROUP, f"register-{number}")
                 if not certain:
                     process = around.process()  # the old one may still be at it
         finally:

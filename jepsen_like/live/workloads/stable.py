@@ -19,13 +19,18 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from jepsen_like.live.workloads.base import FAST_RETRIES, Around, Crowd, parts_of
+from jepsen_like.live.workloads.base import (
+    FAST_RETRIES,
+    Around,
+    Crowd,
+    UnansweredError,
+    parts_of,
+)
 from jepsen_like.live.workloads.members import (
     ANSWER_S,
     GroupConsumer,
     Librdkafka,
     OwnClient,
-    UnansweredError,
 )
 from jepsen_like.live.workloads.poll import (
     POLL_RECORDS_MAX,

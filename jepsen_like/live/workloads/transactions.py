@@ -20,8 +20,7 @@ from typing import Final
 from attrs import define
 
 from jepsen_like.history_events import OFFSET_UNKNOWN, Event, Value
-from jepsen_like.live.workloads.base import Around, Crowd
-from jepsen_like.live.workloads.members import UnansweredError
+from jepsen_like.live.workloads.base import Around, Crowd, UnansweredError
 from jepsen_like.live.workloads.stable import Askers, TransactionReaders
 from jepsen_like.live.workloads.transactors import (
     DoomedError,

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +24,14 @@ import confluent_kafka
 from attrs import frozen
 
 from jepsen_like.history_events import OFFSET_UNKNOWN
-from jepsen_like.live.workloads.base import FAST_RETRIES, Around, parts_of
-from jepsen_like.live.workloads.members import UnansweredError
+from jepsen_like.live.workloads.base import (
+    FAST_RETRIES,
+    Around,
+    HungError,
+    UnansweredError,
+    parts_of,
+    unless_hung,
+)
 from jepsen_like.live.workloads.poll import new_consumer
 from jepsen_like.live.workloads.senders import FULL_S, Settled, tells_of
 from raftmq.types import TopicPartition
@@ -111,6 +116,7 @@ class Librdkafka:
 
     def __init__(self, made: Made) -> None:
         self._around = made.around
+        self._name = f"transactor-{made.number}"
         self._identity = (-1, -1)
         self._lost = 0
         self._is_ready = self._is_hung = False
@@ -118,7 +124,7 @@ class Librdkafka:
             {
                 **FAST_RETRIES,
                 "bootstrap.servers": made.around.plan.bootstrap,
-                "client.id": f"transactor-{made.number}",
+                "client.id": self._name,
                 "transactional.id": made.transactional_id,
                 "transaction.timeout.ms": made.timeout_ms,
                 "request.timeout.ms": 1_000,
@@ -126,7 +132,7 @@ class Librdkafka:
                 "debug": "eos",
                 "log_level": 7,
             },
-            logger=_Log(f"transactor-{made.number}", self._heard),
+            logger=_Log(self._name, self._heard),
         )
         self._group: confluent_kafka.Consumer | None = None
 
@@ -171,7 +177,17 @@ class Librdkafka:
         position = confluent_kafka.TopicPartition(*parts_of(key), offset)
         who = self._group.consumer_group_metadata()
         send = partial(self._producer.send_offsets_to_transaction, [position], who)
-        self._insist_unless_hung(partial(self._insist, send))
+        try:
+            # It passes over its timeout where it waits for a broker that it has dismissed itself.
+            unless_hung(
+                self._around,
+                f"send_offsets_to_transaction of {self._name}",
+                ANSWER_S + 2 * CALL_S,
+                partial(self._insist, send),
+            )
+        except HungError:
+            self._is_hung = True
+            raise
 
     def end(self, *, is_commit: bool) -> None:
         """Commit or abort."""
@@ -217,27 +233,6 @@ class Librdkafka:
                 self._raise(error.args[0], is_last=time.monotonic() > deadline)
             else:
                 return
-
-    def _insist_unless_hung(self, ask: Callable[[], None]) -> None:
-        """librdkafka 2.16 may never come back from `send_offsets_to_transaction`, whatever its
-        timeout: it waits for a broker that it has dismissed itself."""
-        failures: list[Exception] = []
-
-        def run() -> None:
-            try:
-                ask()
-            except (DoomedError, OverError, UnansweredError) as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(ANSWER_S + 2 * CALL_S)
-        if thread.is_alive():
-            self._is_hung = True
-            self._around.hung_clients += 1
-            raise UnansweredError("the client hangs")
-        for failure in failures:
-            raise failure
 
     def _raise(self, error: confluent_kafka.KafkaError, *, is_last: bool = True) -> None:
         if error.fatal():
