@@ -331,7 +331,9 @@ class NodeConfig:
         default=16 << 20,
     )
     replica_lag_time_max_ms: int = _key(
-        "A follower not caught up for so long leaves the reported ISR.", default=10_000
+        "A follower not caught up for so long leaves the reported ISR; so does one that a new "
+        "leader has not heard for so long.",
+        default=10_000,
     )
     topic_create_wait_ms: int = _key(
         "How long creating a topic waits until every broker knows it.", default=1_000

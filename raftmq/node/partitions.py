@@ -47,6 +47,7 @@ from raftmq.metadata.config_keys import CATCH_UP_RATE, CLOSING_QUIET, THROTTLED_
 from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.presumed_isr import PresumedIsr
 from raftmq.node.retirement import Retirement
 from raftmq.node.targets import Targets
 from raftmq.partition.parked import Deadlines
@@ -75,6 +76,7 @@ from raftmq.types import (
     Offset,
     RaftGroupId,
     RaftIndex,
+    ReplicaId,
     TopicId,
     TopicPartition,
 )
@@ -221,6 +223,7 @@ class Partitions:
         self._replicas: dict[RaftGroupId, Replica] = {}
         self._next_report_ms = 0.0
         self._told_brokers: object = None
+        self._presumed = PresumedIsr(plane.config.replica_lag_time_max_ms, self._is_there)
         self._leaderless: list[Replica] = []
         self.registry = PartitionRegistry()
         self.isolation = Isolation(
@@ -494,6 +497,7 @@ class Partitions:
         self._plane.multiraft.unregister(action.group)
         self._eager.pop(action.group, None)
         self._targets.forget(action.group)
+        self._presumed.forget(action.group)
         if self._engine.image.topic_by_id(action.group.topic_id) is None:
             self._control.leaders.forget(action.group.topic_id)
         if replica is not None:
@@ -640,9 +644,13 @@ class Partitions:
         self._transactions.led(partition.topic_id, partition.index)
         replica = self._replicas[partition.group]
         brokers = self._engine.image.brokers
+        now_ms = self._plane.clock.monotonic_ms()
+        last = self._control.leaders.get(partition.topic_id, partition.index)
+        if last is None or last.leader_epoch != replica.leader_epoch:
+            self._presumed.begin(replica, last, now_ms)
         isr = [
             member
-            for member in replica.in_sync_replicas()
+            for member in self._presumed.report(replica, now_ms)
             # A fenced broker is out of sync at once, not only when its lag is long (KIP-841).
             if member == replica.self_id
             or (member.node_id in brokers and not brokers[member.node_id].is_fenced)
@@ -658,6 +666,16 @@ class Partitions:
             learners=committed.learners,
             seen_version=self._targets.seen(replica),
             creation_epoch=partition.group.creation_epoch,
+        )
+
+    def _is_there(self, follower: ReplicaId) -> bool:
+        """True while it may well answer: with the storage that votes, to this node and to all."""
+        broker = self._engine.image.brokers.get(follower.node_id)
+        return (
+            broker is not None
+            and not broker.is_fenced
+            and broker.storage_id == follower.storage_id
+            and self._plane.links.is_connected(follower.node_id)
         )
 
     def _target_of(self, group: RaftGroupId) -> TargetMembership | None:

@@ -23,7 +23,7 @@ from raftmq.errors import ErrorCode
 from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
-from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, RemovalImage, TopicImage
+from raftmq.metadata.image import EMPTY_IMAGE, BrokerImage, PartitionImage, RemovalImage, TopicImage
 from raftmq.node import partitions as module
 from raftmq.node.partitions import Partitions
 from raftmq.partition.parked import Deadlines
@@ -89,6 +89,7 @@ class Bench:
             shared=Shared.make(disk),
             catch_up=InlineCatchUp(CatchUpRate(clock, 0)),
             batch_openers=None,
+            links=SimpleNamespace(is_connected=lambda _node_id: True),
             config=NodeConfig(node_id=1, data=folder),
             tasks=TrioTasks(),
             buggify=never,
@@ -101,7 +102,7 @@ class Bench:
             lifecycle=SimpleNamespace(is_isolated=False),
             ask_contact=lambda: None,
             partition_led=lambda *_, **__: None,
-            leaders=SimpleNamespace(forget=lambda _topic_id: None),
+            leaders=SimpleNamespace(forget=lambda _topic_id: None, get=lambda *_: None),
             replica_removed=lambda group: self.removed.append(group),  # noqa: PLW0108 - made below
         )
         self.removed: list[RaftGroupId] = []
@@ -525,6 +526,42 @@ async def test_voters_are_reported_once_they_are_committed(bench: Bench) -> None
     assert replica.voters == (ONE, TWO)  # in force, and nobody else has it
     bench.partitions._led(bench.partitions.registry.by_name("t1", 0))
     assert reports[-1] == (ONE,)
+
+
+async def test_a_new_leader_reports_what_the_last_one_did_until_it_knows_more(bench: Bench) -> None:
+    """Followers of a new leader were in sync a moment ago, and it has not heard them yet."""
+    reports: list[list[ReplicaId]] = []
+    bench.control.partition_led = lambda *_, **told: reports.append(told["isr"])
+    action = attrs.evolve(bench.start(0), voters=(ONE,), preferred_leader=ONE.node_id)
+    await bench.partitions._perform_all([action])
+    replica = bench.replica(action)
+    replica.stand()
+    for _ in range(3):
+        bench.multiraft.drain()
+    assert reports == [[ONE]]
+    replica.change_membership(replica.configuration.with_voter(TWO))  # which never answers
+    bench.multiraft.drain()
+    partition = bench.partitions.registry.by_name("t1", 0)
+
+    def isr_told(epoch: int, **changes: Any) -> list[ReplicaId]:
+        two = BrokerImage(TWO.node_id, TWO.storage_id, 1, 1, None, (), (), False)
+        brokers = Map({TWO.node_id: attrs.evolve(two, **changes)})
+        bench.control.engine.image = attrs.evolve(bench.control.engine.image, brokers=brokers)
+        row = SimpleNamespace(leader_epoch=epoch, isr=(1, 2, 3), creation_epoch=1)
+        bench.control.leaders.get = lambda *_: row
+        bench.partitions._led(partition)
+        return reports[-1]
+
+    own = replica.leader_epoch
+    assert isr_told(own) == [ONE], "its own report says nothing new"
+    assert isr_told(0) == [ONE, TWO]
+    assert replica.in_sync_replicas() == (ONE,), "nothing counts on it"
+    assert isr_told(own) == [ONE, TWO]
+    assert isr_told(own, is_fenced=True) == [ONE]
+    assert isr_told(own) == [ONE], "once it is back it answers itself"
+    assert isr_told(0, storage_id=StorageId(9)) == [ONE], "the one that votes is lost"
+    bench.plane.links.is_connected = lambda _node_id: False
+    assert isr_told(0) == [ONE]
 
 
 async def test_a_replica_that_a_leader_counts_on_does_not_go(bench: Bench) -> None:
