@@ -21,9 +21,6 @@ FOLDERS: Final = ("raft", "log", "replication", "partition", "metadata", "contro
 FLOOR: Final = 85.0
 """Of the Raft core, the log and the groups each, and of the four rooms in between together."""
 ROOMS: Final = ("replication", "partition", "metadata", "controller")
-UNDRAWN: Final = ("balance.py", "balancing.py", "moves.py", "node_changes.py")
-"""What operators of brokers ask the controller for, which no seed draws yet: not judged here. Its
-properties, and a cluster of controllers for it, stand in `tests/controller`."""
 
 
 def measure(first: int, count: int, jobs: int, out: TextIO, *, is_missing_told: bool) -> int:
@@ -68,7 +65,6 @@ def _share(whole: object, names: Sequence[str], report: TextIO) -> float:
     return whole.report(
         file=report,
         include=[f"{root}/*" for root in roots],
-        omit=[f"*/raftmq/controller/{name}" for name in UNDRAWN],
         show_missing=True,
         skip_covered=True,
     )

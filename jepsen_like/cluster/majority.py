@@ -153,6 +153,8 @@ class Majority:
                 for node in self._others
                 if (node.node_id, group) in watch.machines
             ]
+            # What observers have helps nobody: they cannot lead.
+            replicas = [r for r in replicas if r.self_id in r.configuration.voters]
             promised = max((r.core.claimed_end_floor for r in replicas), default=0)
             logs = [r.log for r in replicas]
             held = [Held(log.end_index, log.log_end_offset, log.damaged) for log in logs]

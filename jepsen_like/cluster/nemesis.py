@@ -494,6 +494,8 @@ class Nemesis:
         is_dead = self._random.random() < 0.6
 
         def replace() -> None:
+            if new.life or not old.is_wanted:
+                return  # an operator of brokers was faster
             world.note("replace", old.node_id, new.node_id, is_dead)
             world.counts.replacements += 1
             if is_dead:

@@ -253,6 +253,8 @@ class ClusterNode:
         self.is_listening = False
         self.is_wanted = node_id <= world.options.nodes
         """False before a spare node is taken, and after a node was given up."""
+        self.is_held = False
+        """Down, and not to be started before its time."""
         self.is_inside = False
         self.pauses = Pauses(world)
         self.is_slow = False
@@ -397,7 +399,7 @@ class ClusterNode:
         return NodeConfig(
             node_id=self.node_id,
             cluster_id="sim",
-            rack=f"rack{self.node_id}",
+            rack=f"rack{self.node_id % options.racks if options.racks else self.node_id}",
             data=Path("/" + ROOT),
             client_listener=Address(f"node{self.node_id}", 9092),
             peer_listener=Address(f"node{self.node_id}", 9192),
@@ -420,6 +422,7 @@ class ClusterNode:
                 "log.index.interval.bytes": "256",
                 # Clocks are days apart here, and what a client says is the time is not the point.
                 "log.message.timestamp.after.max.ms": str((1 << 63) - 1),
+                "replica.replace.after.ms": str(options.replace_after_ms),
                 "group.min.session.timeout.ms": "500",
                 "group.initial.rebalance.delay.ms": "100",
             },
@@ -530,6 +533,7 @@ class ClusterNode:
         self.pauses.end()
         self.disk.end_faults()
         self.clock.strobe_ms = 0.0
+        self.is_held = False
         if not self.is_up:
             self.start()
 

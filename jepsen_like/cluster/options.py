@@ -81,6 +81,17 @@ class ClusterOptions:
     nodes: int = 3
     spares: int = 0
     """Nodes beside those, which are there only once one of them is replaced."""
+    newcomers: int = 0
+    """Nodes beside those again, which an operator of brokers takes in and sends away."""
+    elastic: bool = False
+    """Such an operator is at work."""
+    elastic_every_ms: tuple[float, float] = (20.0, 300.0)
+    elastic_weights: tuple[tuple[str, float], ...] = ()
+    """Odds of what it does; none: its own."""
+    replace_after_ms: int = 600_000
+    """For so long a dead broker is waited for."""
+    racks: int = 0
+    """So many there are; 0: one for each node."""
     topics: int = 2
     partitions: int = 3
     producers: int = 3
@@ -276,4 +287,20 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         catch_up_bytes_per_s=catch_up,
         pipe_members=2 if transactional and not expires else 0,
     )
-    return options.with_patience() if is_patient else options
+    options = options.with_patience() if is_patient else options
+    return _elastic(seed, options) if Random(f"elastic {seed}").random() < 0.25 else options
+
+
+def _elastic(seed: int, options: ClusterOptions) -> ClusterOptions:
+    """The same with brokers that come and go; by draws of its own as well."""
+    random = Random(f"elastic options {seed}")
+    return attrs.evolve(
+        options,
+        elastic=True,
+        newcomers=random.choice((2, 3)),
+        elastic_every_ms=(20.0, random.choice((200.0, 600.0))),
+        replace_after_ms=random.choice((600, 1_500, 600_000)),
+        racks=random.choice((0, 3)),
+        safety_ms=max(options.safety_ms, 9_000.0),
+        liveness_ms=2 * options.liveness_ms,
+    )

@@ -24,6 +24,7 @@ from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.api_fuzzer import ApiFuzzer
 from jepsen_like.cluster.committed_reads import CommittedReader
 from jepsen_like.cluster.consumers import Member, Reader
+from jepsen_like.cluster.elastic import Elastic
 from jepsen_like.cluster.faults import LONGEST, draw_faults
 from jepsen_like.cluster.historian import Historian
 from jepsen_like.cluster.majority import Majority
@@ -169,6 +170,9 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
         made = world.clients.spawn(lambda: create_topics(world, 91, [TOPIC], PARTITIONS))
         _until(world, lambda: "" if made.is_done else "no topic is created", FORMATION_MS, "Forms")
     ends = _start_clients(world, topics) | _start_transactions(world)
+    if options.elastic:
+        world.elastic = Elastic(world)
+        world.clients.spawn(world.elastic.run)
     nemesis = Nemesis(world, faults)
     nemesis.start()
     world.is_under_faults = True

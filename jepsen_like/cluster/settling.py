@@ -74,6 +74,8 @@ class Settling:
         """What the groups lack, "" when nothing."""
         world, watch = self._world, self._world.watch
         why = watch.why_not_opened() or watch.why_not_gone()
+        if not why and world.elastic is not None:
+            why = world.elastic.why_not_done()
         for group in watch.groups():
             # Every group is looked at, so that each has its marks.
             leaders = watch.leaders(group)

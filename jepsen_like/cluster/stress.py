@@ -23,6 +23,11 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "slowdown": 1.0,
         "transactional": 0,
         "pipe_members": 0,
+        "newcomers": 0,
+        "elastic": False,
+        "replace_after_ms": 600_000,
+        "racks": 0,
+        "liveness_ms": 20_000,
     }
     return attrs.evolve(options, **{**small, **changes})
 
@@ -412,3 +417,49 @@ def secluded(seed: int) -> ClusterOptions:
         fault_every_ms=(500.0, 1_500.0),
         fault_lasts_ms=(1_800.0, 3_500.0),
     ).with_weights(isolate=4, pause=1)
+
+
+def _elastic(seed: int, **weights: float) -> ClusterOptions:
+    """Brokers come and go all the time, in three racks, and little else happens."""
+    return drawn(
+        seed,
+        elastic=True,
+        newcomers=3,
+        racks=3,
+        replace_after_ms=600,
+        elastic_every_ms=(10.0, 120.0),
+        elastic_weights=tuple((name.replace("_", "-"), odds) for name, odds in weights.items()),
+        has_floors=False,
+        safety_ms=6_000,
+        liveness_ms=40_000,
+        fault_every_ms=(150.0, 700.0),
+        fault_lasts_ms=(50.0, 400.0),
+    ).with_weights(isolate=1, isolate_controller=1, crash=1, crash_leader=1, transfer=1, pause=1)
+
+
+def drains(seed: int) -> ClusterOptions:
+    """Nodes join, are drained and removed."""
+    return _elastic(seed, join=4, add=4, drain=4, cancel_drain=1, remove=3, cordon=1, uncordon=1)
+
+
+def votes(seed: int) -> ClusterOptions:
+    """The same, and the number of votes on metadata goes up and down."""
+    return _elastic(seed, join=4, add=4, drain=4, cancel_drain=1, remove=2, voters=3)
+
+
+def plans(seed: int) -> ClusterOptions:
+    """Moves are planned, changed on their way and cancelled."""
+    return _elastic(seed, join=4, add=4, reassign=8, cancel=3, move=3, drain=1, cancel_drain=1)
+
+
+def races(seed: int) -> ClusterOptions:
+    """What is to move is decided by several at a time."""
+    options = _elastic(seed, join=3, add=4, move=10, drain=5, cancel_drain=4)
+    return attrs.evolve(
+        options, elastic_every_ms=(2.0, 40.0), fsync_ms=(5.0, 20.0), latency_ms=(1.0, 10.0)
+    )
+
+
+def deaths(seed: int) -> ClusterOptions:
+    """Nodes are away for about as long as is waited for them, one or two."""
+    return _elastic(seed, join=5, add=5, death=5, balance=2, reassign=1)

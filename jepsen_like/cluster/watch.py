@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from jepsen_like.cluster.commands_watch import CommandsWatch
+from jepsen_like.cluster.moves_watch import MovesWatch
 from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
 from raftmq.log.folders import FIRST_LIFE, partition_folder
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 ROOT = "data"
+CAUGHT_UP_MS = 1_000.0
+"""Whoever gets a vote must have what was committed so long ago; leaders want half of it."""
 TRANSACTIONS = "x0-"
 """How partitions are named that transactions write to."""
 
@@ -68,6 +71,7 @@ class Watch:
             lambda group: world.recorder.note(NEMESIS, "group_gone", group=group),
             lambda: world.now_ms,
         )
+        self.moves = MovesWatch(self.invariants)
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
         self._holes: dict[tuple[NodeId, RaftGroupId], list[tuple[Offset, Offset]]] = {}
@@ -110,6 +114,7 @@ class Watch:
             register(replica)
 
         self.commands.attach(core.machine)
+        self.moves.attach(core)
         multiraft.register = watched  # type: ignore[method-assign]  # it tells before it does
         unregister = multiraft.unregister
 
@@ -302,7 +307,14 @@ class Watch:
         group are its learners for good."""
         if group != METADATA_GROUP:
             return bool(configuration.learners)
-        return len(configuration.voters) < self._world.options.nodes
+        return len(configuration.voters) < self._votes_wanted()
+
+    def _votes_wanted(self) -> int:
+        """How many should vote on metadata."""
+        nodes = self._world.options.nodes
+        images = [n.core.engine.image for n in self._world.present if n.core is not None]
+        newest = max(images, key=lambda image: int(image.version), default=None)
+        return nodes if newest is None else newest.voters_wanted or nodes
 
     def may_lose_a_storage(self) -> bool:
         """True when every voter of every group is there under its present storage, undamaged, and
@@ -362,6 +374,17 @@ class Watch:
             return f"voters {[str(r) for r in configuration.voters]}"
         return ""
 
+    def durable_end(self, group: RaftGroupId, who: ReplicaId) -> int:
+        """How much of a group's log a replica has on its disk, or had when its node went down."""
+        watcher = self.machines.get((who.node_id, group))
+        if watcher is not None and watcher.replica.self_id == who:
+            return max(int(watcher.replica.log.flushed_end), watcher.durable_end)
+        last = self._last.get((who.node_id, group))
+        if last is not None and last.identity == who:
+            return last.flushed_end
+        identity, flushed_end = self._gone.get((who.node_id, group), (who, 0))
+        return flushed_end if identity == who else 0
+
     def folder_of(self, node_id: NodeId, group: RaftGroupId) -> str | None:
         """Where a node keeps a group, None where it has nothing of it."""
         disk = self._world.node(node_id).disk
@@ -411,6 +434,8 @@ class Watcher:
         self._was_leader = False
         self._proposals: deque[tuple[int, int]] = deque()
         """Log starts that were proposed: (end of the entry, offset)."""
+        self._commits: deque[tuple[float, int]] = deque()
+        """What was known to be committed, and since when."""
         self._read_log()
         log = replica.log
         truth = invariants.truth(self.group)
@@ -524,6 +549,41 @@ class Watcher:
             ],
         )
 
+        self._judge_successors(before, after)
+
+    def _judge_successors(self, before: Configuration, after: Configuration) -> None:
+        """Whoever gets a vote has caught up, and nobody loses one before enough others vote."""
+        watch, group, me = self._world.watch, self.group, self.replica.self_id
+        since_ms = self._world.now_ms - CAUGHT_UP_MS
+        wanted_end = max((end for at_ms, end in self._commits if at_ms <= since_ms), default=0)
+        told = f"{group}: {me} changes {list(before.voters)} to {list(after.voters)}"
+        for voter in after.voters:
+            if voter in before.voters:
+                continue
+            durable_end = watch.durable_end(group, voter)
+            if durable_end < wanted_end:
+                more = f"{voter} has it up to {durable_end} of {wanted_end}"
+                self._invariants.breach("VotersHaveCaughtUp", f"{told}, {more}")
+        wanted = self._voters_wanted()
+        # A node may vote twice for a while: under the storage that it lost, and under its new one.
+        there, then = ({v.node_id for v in voters} for voters in (before.voters, after.voters))
+        if len(then) < min(len(there), wanted):
+            name = "VotesPassOn" if group == METADATA_GROUP else "FactorHolds"
+            self._invariants.breach(name, f"{told}, wanted are {wanted}")
+
+    def _voters_wanted(self) -> int:
+        """How many should vote, by the image that this node has; 0 where it does not know."""
+        core = self._world.node(self.replica.self_id.node_id).core
+        if core is None:
+            return 0
+        image = core.engine.image
+        if self.group == METADATA_GROUP:
+            return image.voters_wanted or self._world.options.nodes
+        topic = image.topic_by_id(self.group.topic_id)
+        if topic is None or not topic.has(self.group):
+            return 0
+        return len(topic.partitions[self.group.partition].replicas)
+
     def truncated(self, end: RaftIndex) -> None:
         """Forget a suffix."""
         self.durable_end = min(self.durable_end, end)
@@ -581,6 +641,11 @@ class Watcher:
                 "MonotonicHighWatermark", f"{group}: {replica.self_id} fell to {commit_end}"
             )
         before, self.commit_end = self.commit_end, commit_end
+        self._commits.append((self._world.now_ms, commit_end))
+        while self._commits[0][0] < self._world.now_ms - 2 * CAUGHT_UP_MS and (
+            len(self._commits) > 1 and self._commits[1][0] <= self._world.now_ms - CAUGHT_UP_MS
+        ):
+            self._commits.popleft()
         term_start = replica.core.term_start
         if term_start is not None and commit_end > before:
             invariants.leader_commits(group, replica.self_id, commit_end, term_start)

@@ -14,6 +14,7 @@ from attrs import define, field
 
 from jepsen_like.cluster.admins import RecordDeleter
 from jepsen_like.cluster.consumers import Member
+from jepsen_like.cluster.elastic import Elastic
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.tasks import SimTasks
@@ -91,6 +92,7 @@ class ClusterWorld(VirtualTime):
         """Of the topics that clients use."""
         self.deleter: RecordDeleter | None = None
         self.members: list[Member] = []
+        self.elastic: Elastic | None = None
         self.is_written = False
         """True once no producer has anything under way."""
         self.is_under_faults = False
@@ -102,7 +104,7 @@ class ClusterWorld(VirtualTime):
         self.wires = Wires(self, Random(f"wires {seed}"))
         self.nodes = [
             ClusterNode(self, NodeId(number), Random(f"cluster node {seed} {number}"))
-            for number in range(1, options.nodes + options.spares + 1)
+            for number in range(1, options.nodes + options.spares + options.newcomers + 1)
         ]
         self.clients = SimTasks(self.schedule, lambda work: self.schedule(0.0, work))
 
@@ -177,7 +179,7 @@ class ClusterWorld(VirtualTime):
         """An action that boots a node, if it is down by then."""
 
         def action() -> None:
-            if not node.is_up and node.is_wanted:
+            if not node.is_up and node.is_wanted and not node.is_held:
                 node.start()
 
         return action

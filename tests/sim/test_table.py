@@ -9,6 +9,7 @@ import pytest
 from jepsen_like import table
 from jepsen_like.__main__ import main
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
+from jepsen_like.cluster.planted_elastic import ELASTIC_BUGS
 from jepsen_like.cluster.planted_moves import MOVE_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.planted_replicas import REPLICA_BUGS
@@ -21,7 +22,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
 
 def test_what_stands_has_its_bugs() -> None:
     assert table.gaps() == []
-    kinds = (CLIENT_BUGS, MOVE_BUGS, NODE_BUGS, REPLICA_BUGS, TRANSACTION_BUGS)
+    kinds = (
+        CLIENT_BUGS,
+        ELASTIC_BUGS,
+        MOVE_BUGS,
+        NODE_BUGS,
+        REPLICA_BUGS,
+        TRANSACTION_BUGS,
+    )
     assert len(BUGS) == sum(map(len, kinds)) >= 60
 
 
