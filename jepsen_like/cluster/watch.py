@@ -78,6 +78,8 @@ class Watch:
         """What a replica knew to be damaged when it ended."""
         self._gone: dict[tuple[NodeId, RaftGroupId], tuple[ReplicaId, int]] = {}
         """Who ended on a node that goes on, and how much of the log it had flushed."""
+        self._lost: dict[tuple[NodeId, RaftGroupId], tuple[ReplicaId, int]] = {}
+        """The same of who lost its disk: its leader may not have noticed yet."""
         self._committed: dict[RaftGroupId, tuple[RaftIndex, Configuration]] = {}
         """The newest change of members that anybody knew to be committed."""
         self._ordered_away: dict[RaftGroupId, set[ReplicaId]] = {}
@@ -375,15 +377,19 @@ class Watch:
         return ""
 
     def durable_end(self, group: RaftGroupId, who: ReplicaId) -> int:
-        """How much of a group's log a replica has on its disk, or had when its node went down."""
+        """How much of a group's log a replica has on its disk, or had when its node went down, or
+        lost its disk."""
         watcher = self.machines.get((who.node_id, group))
         if watcher is not None and watcher.replica.self_id == who:
             return max(int(watcher.replica.log.flushed_end), watcher.durable_end)
         last = self._last.get((who.node_id, group))
         if last is not None and last.identity == who:
             return last.flushed_end
-        identity, flushed_end = self._gone.get((who.node_id, group), (who, 0))
-        return flushed_end if identity == who else 0
+        for ended in (self._gone, self._lost):
+            identity, flushed_end = ended.get((who.node_id, group), (who, 0))
+            if identity == who and flushed_end:
+                return flushed_end
+        return 0
 
     def folder_of(self, node_id: NodeId, group: RaftGroupId) -> str | None:
         """Where a node keeps a group, None where it has nothing of it."""
@@ -412,7 +418,8 @@ class Watch:
     def forget(self, node_id: NodeId, group: RaftGroupId | None = None) -> None:
         """What a node kept is lost, all of it or of one group."""
         for where in [w for w in self._last if w[0] == node_id and group in (None, w[1])]:
-            del self._last[where]
+            last = self._last.pop(where)
+            self._lost[where] = last.identity, last.flushed_end
 
 
 class Watcher:
