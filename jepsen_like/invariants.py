@@ -78,6 +78,7 @@ class GroupTruth:
     group: RaftGroupId
     leaders: dict[int, ReplicaId] = field(factory=dict)
     seen: dict[tuple[int, int], bytes] = field(factory=dict)
+    begin: int = 0
     committed: dict[int, bytes] = field(factory=lambda: {0: GENESIS})
     commit_end: int = 0
     commit_end_by_term: dict[int, int] = field(factory=dict)
@@ -125,7 +126,7 @@ class Invariants:
         """
         truth = self.truth(group)
         ends = [end for earlier, end in truth.commit_end_by_term.items() if earlier < term]
-        end = max(ends, default=0)
+        end = max(ends, default=truth.begin)
         if digest_at(end) != truth.committed[end]:
             self.breach(
                 "LeaderCompleteness",
@@ -180,6 +181,12 @@ class Invariants:
                 self.breach(
                     "MonotonicHighWatermark", f"{group}: committed entries changed at {end}"
                 )
+
+    def begins_at(self, group: RaftGroupId, end: int) -> None:
+        """The group goes on where another one ended: nothing of its own stands before `end`."""
+        truth = self.truth(group)
+        truth.committed.setdefault(end, GENESIS)
+        truth.begin, truth.commit_end = end, max(truth.commit_end, end)
 
     def starts_at(self, group: RaftGroupId, replica: ReplicaId, end: int) -> bytes:
         """A replica's log begins at `end`: what stood before was committed by somebody. Returns the

@@ -17,6 +17,7 @@ from jepsen_like.bug import Bug, Plant
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
 from jepsen_like.cluster.planted_elastic import ELASTIC_BUGS
 from jepsen_like.cluster.planted_moves import MOVE_BUGS
+from jepsen_like.cluster.planted_narrow import NARROW_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.planted_replicas import REPLICA_BUGS
 from jepsen_like.cluster.planted_transactions import TRANSACTION_BUGS
@@ -26,6 +27,7 @@ BUGS: Final[dict[str, Bug]] = {
     **CLIENT_BUGS,
     **ELASTIC_BUGS,
     **MOVE_BUGS,
+    **NARROW_BUGS,
     **NODE_BUGS,
     **REPLICA_BUGS,
     **TRANSACTION_BUGS,

@@ -5,13 +5,15 @@ Topics are a set: created, deleted and listed by several processes, and checked 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.consumers import LATEST, Fetcher, Where, name_of
 from jepsen_like.cluster.kafka import Kafka, Lost, NotSent
 from jepsen_like.cluster.tasks import until
 from raftmq.errors import ErrorCode
-from raftmq.metadata.broker_messages import ReplaceNodeCall
+from raftmq.metadata.broker_messages import AdminRequest, ReplaceNodeCall
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.types import NodeId
@@ -21,17 +23,23 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 ADMIN_TIMEOUT_MS: Final = 1_200
+UNANSWERED: Final = "nobody answered"
 _MAYBE = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION})
 
 
-async def create_topics(world: ClusterWorld, process: int, names: list[str], count: int) -> None:
-    """Create the run's own topics, asking until they are there; the first has its own configs."""
+async def create_topics(
+    world: ClusterWorld,
+    process: int,
+    names: list[str],
+    count: int,
+    configs: Sequence[tuple[str, str]],
+) -> None:
+    """Create the run's own topics, asking until they are there; the first has these configs."""
     kafka = Kafka(world, process)
     missing = list(names)
     while missing:
         rows = [topic_row(name, count) for name in missing]
         if rows[0]["name"] == names[0]:
-            configs = world.options.topic_configs
             rows[0]["configs"] = [{"name": key, "value": value} for key, value in configs]
         try:
             answer = await kafka.ask(
@@ -144,6 +152,36 @@ class TopicAdmin:
         return True
 
 
+async def ask_controller(world: ClusterWorld, random: Random, call: AdminRequest) -> str:
+    """Ask any node that serves for what the controller is to do; the name of the first code."""
+    serving = [n for n in world.present if n.is_serving and not n.is_paused]
+    if not serving:
+        return UNANSWERED
+    return await call_by(random.choice(serving), call, patience_ms=1_000.0)
+
+
+async def call_by(node: ClusterNode, call: AdminRequest, *, patience_ms: float) -> str:
+    """Ask by way of one node; the name of the first outcome's code."""
+    answer: Promise[str] = Promise()
+
+    def told(done: Promise[Any]) -> None:
+        if not answer.is_done:
+            failed = done.error is not None or not done.result()
+            answer.resolve("unknown" if failed else ErrorCode(done.result()[0].code).name)
+
+    def ask() -> None:
+        assert node.core is not None
+        node.core.control.call(call).when_done(told)
+
+    def late() -> None:
+        if not answer.is_done:
+            answer.resolve(UNANSWERED)
+
+    node.world.schedule(patience_ms, late)
+    node.run(ask)
+    return await until(answer)
+
+
 class NodeReplacer:
     """An operator who wants one node's place taken by another, and asks until it is begun."""
 
@@ -171,25 +209,7 @@ class NodeReplacer:
             dry_run=False,
             timeout_ms=2_000,
         )
-        answer: Promise[str] = Promise()
-
-        def told(done: Promise[Any]) -> None:
-            if not answer.is_done:
-                failed = done.error is not None
-                code = "unknown" if failed else ErrorCode(done.result()[0].code).name
-                answer.resolve(code)
-
-        def ask() -> None:
-            assert node.core is not None
-            node.core.control.call(call).when_done(told)
-
-        def late() -> None:
-            if not answer.is_done:
-                answer.resolve("nobody answered")
-
-        self._world.schedule(5_000.0, late)
-        node.run(ask)
-        code = await until(answer)
+        code = await call_by(node, call, patience_ms=5_000.0)
         self._world.note("replacement", self._old_id, self._new_id, code)
         if code == "NONE":
             self._world.had_effect("replaced")

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from jepsen_like.cluster.fetch_session import NO_SESSION, SESSION_LOST, WAIT_MS, Session
-from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
+from jepsen_like.cluster.kafka import NARROW, STALE_LEADER, VERSIONS, VIEW, Kafka, Lost
 from jepsen_like.cluster.tasks import until
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import CorruptBatchError, ErrorCode
@@ -47,8 +47,8 @@ Where = tuple[str, int]
 
 
 def name_of(where: Where) -> str:
-    """A partition as histories name it."""
-    return f"{where[0]}-{where[1]}"
+    """A partition as histories name it: seen through a view it is the same."""
+    return f"{NARROW if where[0] == VIEW else where[0]}-{where[1]}"
 
 
 class Fetcher:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from jepsen_like.cluster.admins import ask_controller
 from jepsen_like.cluster.mover import Mover
-from jepsen_like.cluster.tasks import until
 from raftmq.controller.moves import is_moving
-from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import (
     AdminRequest,
     BalanceCall,
@@ -25,9 +24,8 @@ from raftmq.metadata.broker_messages import (
     PlanMovesCall,
 )
 from raftmq.metadata.commands import NodeState
-from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage, all_partitions, holds
+from raftmq.metadata.image import MetadataImage, all_partitions, holds
 from raftmq.metadata.voters import voters_wanted
-from raftmq.promise import Promise
 from raftmq.types import METADATA_GROUP, NodeId
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 FACTOR = 3
-UNANSWERED = "nobody answered"
 KINDS = {
     "join": 3.0,
     "add": 3.0,
@@ -149,7 +146,7 @@ class Elastic:
 
     async def _act(self, kind: str) -> bool:
         """False when there is nothing that it could be done to."""
-        image = self._image()
+        image = self._world.newest_image
         if kind == "join":
             return self._join()
         if kind == "death":
@@ -268,7 +265,7 @@ class Elastic:
             if code == "INVALID_REQUEST":
                 break
             await world.clients.sleep(0.4)
-        broker = self._image().brokers.get(node_id)
+        broker = self._world.newest_image.brokers.get(node_id)
         if broker is not None and broker.state is not NodeState.DRAINING:
             # It is wanted after all.
             del self._removing[node_id]
@@ -306,7 +303,7 @@ class Elastic:
         """One round; True when nothing was left to do."""
         for node_id in list(self._removing):
             await self._forget(node_id)
-        image = self._image()
+        image = self._world.newest_image
         left = bool(self._removing)
         for kind in ("add", "uncordon", "end-maintenance"):
             state = STATES_TO_CHANGE[kind]
@@ -317,11 +314,6 @@ class Elastic:
 
     # ---- how ----
 
-    def _image(self) -> MetadataImage:
-        """The newest there is."""
-        images = [n.core.engine.image for n in self._world.present if n.core is not None]
-        return max(images, key=lambda image: int(image.version), default=EMPTY_IMAGE)
-
     def _in_state(self, image: MetadataImage, state: NodeState) -> list[NodeId]:
         """Nodes that are in it and stay."""
         leaving = image.leaving()
@@ -330,31 +322,7 @@ class Elastic:
         ]
 
     async def _ask(self, call: AdminRequest) -> str:
-        """The name of the verdict's code."""
-        world = self._world
-        serving = [n for n in world.present if n.is_serving and not n.is_paused]
-        if not serving:
-            return UNANSWERED
-        node = self._random.choice(serving)
-        answer: Promise[str] = Promise()
-
-        def told(done: Promise[Any]) -> None:
-            if not answer.is_done:
-                failed = done.error is not None or not done.result()
-                code = "unknown" if failed else ErrorCode(done.result()[0].code).name
-                answer.resolve(code)
-
-        def ask() -> None:
-            assert node.core is not None
-            node.core.control.call(call).when_done(told)
-
-        def late() -> None:
-            if not answer.is_done:
-                answer.resolve(UNANSWERED)
-
-        world.schedule(1_000.0, late)
-        node.run(ask)
-        return await until(answer)
+        return await ask_controller(self._world, self._random, call)
 
 
 def _return(node: ClusterNode) -> None:

@@ -23,6 +23,7 @@ from raftmq.protocol import (
     encode_request,
     encode_request_header,
 )
+from raftmq.types import VIEW_SUFFIX
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.port import SimConnection
@@ -63,6 +64,9 @@ VERSIONS: Final[dict[ApiKey, int]] = {
     ApiKey.ALTER_CONFIGS: 1,
     ApiKey.DESCRIBE_LOG_DIRS: 1,
 }
+NARROW: Final = "narrow"
+"""The topic that shrinks and grows."""
+VIEW: Final = f"{NARROW}{VIEW_SUFFIX}"
 STALE_LEADER: Final = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -313,6 +317,8 @@ class Kafka:
     async def refresh(self, topics: Iterable[str]) -> bool:
         """Learn who leads what; False when nobody could be asked."""
         names = list(topics)
+        if not {NARROW, VIEW}.isdisjoint(names):
+            names = list(dict.fromkeys([*names, VIEW, NARROW]))
         for node_id in self._whom_to_ask():
             try:
                 answer = await self.metadata(names, node_id=node_id)
@@ -332,20 +338,25 @@ class Kafka:
 
     def _learn(self, answer: Struct) -> None:
         self.controller = answer.controller_id
-        for topic in answer.topics:
+        # What a topic says of a number itself counts more.
+        for topic in sorted(answer.topics, key=lambda topic: topic.name != VIEW):
             if topic.error_code:
                 continue
             self.partition_counts[topic.name] = len(topic.partitions)
             for row in topic.partitions:
-                where = (topic.name, row.partition_index)
-                is_behind = row.leader_epoch < self.epochs.get(where, -1)
-                if row.leader_id < 0 or is_behind:
-                    self.leaders.pop(where, None)
-                    continue
-                self.leaders[where] = row.leader_id
-                # Other topics are made anew, and begin at 0 again.
-                if self.keeps_epochs and where in self.world.partitions:
-                    self.epochs[where] = row.leader_epoch
+                self._learn_leader((topic.name, row.partition_index), row)
+                if topic.name == VIEW:
+                    self._learn_leader((NARROW, row.partition_index), row)
+
+    def _learn_leader(self, where: tuple[str, int], row: Struct) -> None:
+        is_behind = row.leader_epoch < self.epochs.get(where, -1)
+        if row.leader_id < 0 or is_behind:
+            self.leaders.pop(where, None)
+            return
+        self.leaders[where] = row.leader_id
+        # Other topics are made anew, and begin at 0 again.
+        if self.keeps_epochs and (where in self.world.partitions or where[0] == NARROW):
+            self.epochs[where] = row.leader_epoch
 
     async def leader(self, topic: str, partition: int) -> int:
         """Who leads, asking until somebody is known to.

@@ -92,6 +92,9 @@ class ClusterOptions:
     """For so long a dead broker is waited for."""
     racks: int = 0
     """So many there are; 0: one for each node."""
+    narrow: bool = False
+    """A topic shrinks and grows."""
+    narrow_every_ms: tuple[float, float] = (100.0, 900.0)
     topics: int = 2
     partitions: int = 3
     producers: int = 3
@@ -288,6 +291,8 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         pipe_members=2 if transactional and not expires else 0,
     )
     options = options.with_patience() if is_patient else options
+    if Random(f"narrows {seed}").random() < 0.25:
+        options = attrs.evolve(options, narrow=True)
     return _elastic(seed, options) if Random(f"elastic {seed}").random() < 0.25 else options
 
 

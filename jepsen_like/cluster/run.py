@@ -27,7 +27,9 @@ from jepsen_like.cluster.consumers import Member, Reader
 from jepsen_like.cluster.elastic import Elastic
 from jepsen_like.cluster.faults import LONGEST, draw_faults
 from jepsen_like.cluster.historian import Historian
+from jepsen_like.cluster.kafka import NARROW
 from jepsen_like.cluster.majority import Majority
+from jepsen_like.cluster.narrow import QUIET, WIDTH, Narrower, NarrowReader, ViewReader
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.pipelines import PipeMember
@@ -47,7 +49,7 @@ STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
 PIPE_GROUP = "pipe"
-PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN = 45, 60, 80, 81
+NARROWING, PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN = 30, 45, 60, 80, 81
 """Process numbers that no other client comes to; further historians count down."""
 
 
@@ -164,12 +166,15 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     topics = [f"t{number}" for number in range(options.topics)]
     world.partitions = [(t, p) for t in topics for p in range(options.partitions)]
     world.start()
-    made = world.clients.spawn(lambda: create_topics(world, 90, topics, options.partitions))
-    _until(world, lambda: "" if made.is_done else "topics are not created", FORMATION_MS, "Forms")
+    configs = options.topic_configs
+    _create(world, 90, topics, options.partitions, configs)
     if options.transactional:
-        made = world.clients.spawn(lambda: create_topics(world, 91, [TOPIC], PARTITIONS))
-        _until(world, lambda: "" if made.is_done else "no topic is created", FORMATION_MS, "Forms")
+        _create(world, 91, [TOPIC], PARTITIONS, configs)
+    if options.narrow:
+        _create(world, 92, [NARROW], WIDTH, (*configs, *QUIET))
     ends = _start_clients(world, topics) | _start_transactions(world)
+    if options.narrow:
+        ends |= _start_narrow(world)
     if options.elastic:
         world.elastic = Elastic(world)
         world.clients.spawn(world.elastic.run)
@@ -196,8 +201,22 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     world.is_written = True
     _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
     _until(world, Settling(world).why_apart, limit_ms, "Convergence")
+    if world.narrower is not None:
+        judged = world.clients.spawn(world.narrower.judge)
+        _until(world, lambda: "" if judged.is_done else "no ends told", limit_ms, "Liveness")
     listed = world.clients.spawn(TopicAdmin(world, LAST_ADMIN).list_at_last)
     _until(world, lambda: "" if listed.is_done else "nobody lists topics", limit_ms, "Liveness")
+
+
+def _create(
+    world: ClusterWorld,
+    process: int,
+    names: list[str],
+    count: int,
+    configs: Sequence[tuple[str, str]],
+) -> None:
+    made = world.clients.spawn(lambda: create_topics(world, process, names, count, configs))
+    _until(world, lambda: "" if made.is_done else f"no {names}", FORMATION_MS, "Forms")
 
 
 def _start_clients(world: ClusterWorld, topics: list[str]) -> dict[str, Promise[None]]:
@@ -260,6 +279,21 @@ def _start_transactions(world: ClusterWorld) -> dict[str, Promise[None]]:
         protocol = options.transaction_protocols[number % len(options.transaction_protocols)]
         member = PipeMember(world, PIPES + 2 * number, PIPE_GROUP, protocol)
         ends[f"transactional member {number}"] = spawn(member.run)
+    return ends
+
+
+def _start_narrow(world: ClusterWorld) -> dict[str, Promise[None]]:
+    """Who shrinks a topic, writes to it, and reads it and its view."""
+    spawn, ends = world.clients.spawn, dict[str, Promise[None]]()
+    for number in range(WIDTH):
+        producer = Producer(world, NARROWING + number, NARROW, number)
+        ends[f"producer {NARROWING + number}"] = spawn(producer.run)
+    process = NARROWING + WIDTH
+    reader = NarrowReader(world, process, [(NARROW, number) for number in range(WIDTH)])
+    ends[f"reader {process}"] = spawn(reader.run)
+    ends[f"reader {process + 1}"] = spawn(ViewReader(world, process + 1).run)
+    world.narrower = Narrower(world, process + 2)
+    spawn(world.narrower.run)
     return ends
 
 

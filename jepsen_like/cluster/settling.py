@@ -76,6 +76,8 @@ class Settling:
         why = watch.why_not_opened() or watch.why_not_gone()
         if not why and world.elastic is not None:
             why = world.elastic.why_not_done()
+        if not why and world.narrower is not None:
+            why = world.narrower.why_not_done()
         for group in watch.groups():
             # Every group is looked at, so that each has its marks.
             leaders = watch.leaders(group)

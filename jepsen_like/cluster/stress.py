@@ -23,6 +23,7 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "slowdown": 1.0,
         "transactional": 0,
         "pipe_members": 0,
+        "narrow": False,
         "newcomers": 0,
         "elastic": False,
         "replace_after_ms": 600_000,
@@ -463,3 +464,28 @@ def races(seed: int) -> ClusterOptions:
 def deaths(seed: int) -> ClusterOptions:
     """Nodes are away for about as long as is waited for them, one or two."""
     return _elastic(seed, join=5, add=5, death=5, balance=2, reassign=1)
+
+
+def narrows(seed: int) -> ClusterOptions:
+    """A topic shrinks and grows all the time, under leaders that change."""
+    return drawn(
+        seed,
+        narrow=True,
+        narrow_every_ms=(20.0, 250.0),
+        has_floors=False,
+        safety_ms=8_000,
+        members=1,
+        registers=0,
+        api_fuzzers=0,
+        historians=0,
+        fault_every_ms=(100.0, 600.0),
+        fault_lasts_ms=(60.0, 500.0),
+    ).with_weights(
+        isolate_leader=3,
+        isolate=2,
+        isolate_controller=1,
+        crash_leader=2,
+        transfer=3,
+        pause=2,
+        move=1,
+    )

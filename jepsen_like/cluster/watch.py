@@ -16,6 +16,7 @@ from attrs import frozen
 
 from jepsen_like.cluster.commands_watch import CommandsWatch
 from jepsen_like.cluster.moves_watch import MovesWatch
+from jepsen_like.cluster.seals_watch import SealsWatch
 from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
 from raftmq.log.folders import FIRST_LIFE, partition_folder
@@ -28,6 +29,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind, Role, SoftState
 from raftmq.replication.log_start import decode_proposal
 from raftmq.replication.replica import Replica
+from raftmq.replication.seals import Seal
 from raftmq.types import (
     METADATA_GROUP,
     Buffer,
@@ -72,6 +74,7 @@ class Watch:
             lambda: world.now_ms,
         )
         self.moves = MovesWatch(self.invariants)
+        self.seals = SealsWatch(self.invariants, self.committed_offset, world.log_start_of)
         self.machines: dict[tuple[NodeId, RaftGroupId], Watcher] = {}
         self._last: dict[tuple[NodeId, RaftGroupId], LastSeen] = {}
         self._holes: dict[tuple[NodeId, RaftGroupId], list[tuple[Offset, Offset]]] = {}
@@ -91,6 +94,10 @@ class Watch:
         register = multiraft.register
 
         def watched(replica: Replica) -> None:
+            topic = core.engine.image.topic_by_id(replica.group.topic_id)
+            wanted = None if topic is None else topic.of_group(replica.group)
+            if wanted is not None and wanted.begins_at:
+                self.invariants.begins_at(replica.group, wanted.begins_at)
             kind = SlowWatcher if hasattr(replica.machine, "restoring") else Watcher
             watcher = kind(self._world, self.invariants, replica)
             replica.machine = watcher
@@ -112,11 +119,15 @@ class Watch:
                 if partition.group == replica.group:
                     name = f"{partition.name.topic}-{partition.name.partition}"
                     self._world.names[replica.group] = name
-                    self._world.groups.setdefault(name, replica.group)
+                    known = self._world.groups.setdefault(name, replica.group)
+                    is_later = replica.group.creation_epoch > known.creation_epoch
+                    if is_later and known.topic_id == replica.group.topic_id:
+                        self._world.groups[name] = replica.group
             register(replica)
 
         self.commands.attach(core.machine)
         self.moves.attach(core)
+        self.seals.attach(core.machine)
         multiraft.register = watched  # type: ignore[method-assign]  # it tells before it does
         unregister = multiraft.unregister
 
@@ -155,8 +166,9 @@ class Watch:
         removal = image.removal(group)
         is_ordered = removal is not None and core.plane.node_id in removal.nodes
         known = self._committed.get(group)
-        if not is_ordered or known is None or image.topic_by_id(group.topic_id) is None:
-            return
+        topic = image.topic_by_id(group.topic_id)
+        if not is_ordered or known is None or topic is None or not topic.has(group):
+            return  # or the partition is wanted no more
         if replica.self_id in known[1].voters:
             self.invariants.breach(
                 "VotersKeepTheirData", f"{group}: {replica.self_id} votes, and is ordered to go"
@@ -271,7 +283,7 @@ class Watch:
             if broker is not None and broker.storage_id != node.storage_id:
                 return f"node {node.node_id} is registered as {broker.replica_id}"
         for topic in image.topics_by_id():
-            for partition in topic.partitions:
+            for partition in topic.held:
                 group = topic.group_id(partition.index)
                 for node_id in partition.replicas:
                     if (node_id, group) not in self.machines:
@@ -288,9 +300,10 @@ class Watch:
             for number, group in self.machines:
                 if number == node.node_id and group != METADATA_GROUP:
                     topic = image.topic_by_id(group.topic_id)
-                    if topic is None or not topic.has(group):
+                    partition = None if topic is None else topic.of_group(group)
+                    if partition is None:
                         return f"{group} is no more, and runs on node {number}"
-                    if number not in topic.partitions[group.partition].replicas:
+                    if number not in partition.replicas:
                         return f"{group} is not wanted on node {number}, and runs there"
         return ""
 
@@ -314,9 +327,7 @@ class Watch:
     def _votes_wanted(self) -> int:
         """How many should vote on metadata."""
         nodes = self._world.options.nodes
-        images = [n.core.engine.image for n in self._world.present if n.core is not None]
-        newest = max(images, key=lambda image: int(image.version), default=None)
-        return nodes if newest is None else newest.voters_wanted or nodes
+        return self._world.newest_image.voters_wanted or nodes
 
     def may_lose_a_storage(self) -> bool:
         """True when every voter of every group is there under its present storage, undamaged, and
@@ -439,6 +450,8 @@ class Watcher:
         self._digests: list[bytes] = [GENESIS]
         self._is_blind = False
         self._was_leader = False
+        self._seals: list[tuple[int, bool]] = []
+        """Seals and their ends in the log: (end of the entry, whether nothing may follow)."""
         self._proposals: deque[tuple[int, int]] = deque()
         """Log starts that were proposed: (end of the entry, offset)."""
         self._commits: deque[tuple[float, int]] = deque()
@@ -475,6 +488,7 @@ class Watcher:
         """A log begins here."""
         self._is_blind = False
         self._proposals.clear()
+        self._seals.clear()
         self._ends = [index]
         self._digests = [self._invariants.starts_at(self.group, self.replica.self_id, index)]
 
@@ -512,6 +526,11 @@ class Watcher:
     def _add(self, entry: LogEntry) -> None:
         if entry.kind == EntryKind.LOG_START:
             self._proposals.append((entry.end, decode_proposal(entry.payload)))
+        elif entry.kind == EntryKind.SEAL:
+            self._seals.append((entry.end, Seal.decode(entry.payload).is_closed))
+        elif entry.kind == EntryKind.BATCH and self._seals and self._seals[-1][1]:
+            told = f"{self.group}: {self.replica.self_id} has a batch at {entry.start}"
+            self._invariants.breach("NothingBehindASeal", told)
         assert entry.start >= self._ends[-1], "entries overlap"
         head = b"%d %d %d %d " % (entry.start, entry.end, entry.leader_epoch, entry.kind)
         digest = chain(self._digests[-1], head + bytes(entry.payload))
@@ -587,9 +606,8 @@ class Watcher:
         if self.group == METADATA_GROUP:
             return image.voters_wanted or self._world.options.nodes
         topic = image.topic_by_id(self.group.topic_id)
-        if topic is None or not topic.has(self.group):
-            return 0
-        return len(topic.partitions[self.group.partition].replicas)
+        partition = None if topic is None else topic.of_group(self.group)
+        return 0 if partition is None else len(partition.replicas)
 
     def truncated(self, end: RaftIndex) -> None:
         """Forget a suffix."""
@@ -604,11 +622,14 @@ class Watcher:
             self._digests.pop()
         while self._proposals and self._proposals[-1][0] > end:
             self._proposals.pop()
+        while self._seals and self._seals[-1][0] > end:
+            self._seals.pop()
         self.inner.truncated(end)
 
     def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
         """The high watermark moved."""
         self._judge_commit(commit_end)
+        self._world.watch.seals.commits(self.group, high_watermark)
         while self._proposals and self._proposals[0][0] <= commit_end:
             offset = self._proposals.popleft()[1]
             self._judge_log_start(offset)
@@ -684,6 +705,7 @@ class Watcher:
                     "LeadersAreKept", f"{self.group}: {replica.self_id} took over, for no reason"
                 )
             self._invariants.leads(self.group, replica.self_id, soft.term)
+            self._world.watch.seals.leads(self.group, soft.term, replica.log.log_end_offset)
             self._invariants.holds_committed(self.group, replica.self_id, soft.term, self.digest_at)
         self._was_leader = is_leader
         self.inner.role_changed(soft)

@@ -15,6 +15,7 @@ from attrs import define, field
 from jepsen_like.cluster.admins import RecordDeleter
 from jepsen_like.cluster.consumers import Member
 from jepsen_like.cluster.elastic import Elastic
+from jepsen_like.cluster.narrow import Narrower
 from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.tasks import SimTasks
@@ -23,6 +24,7 @@ from jepsen_like.cluster.wires import Wires
 from jepsen_like.history_events import Event, Recorder
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import VirtualTime
+from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage
 from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId
 
 
@@ -93,6 +95,7 @@ class ClusterWorld(VirtualTime):
         self.deleter: RecordDeleter | None = None
         self.members: list[Member] = []
         self.elastic: Elastic | None = None
+        self.narrower: Narrower | None = None
         self.is_written = False
         """True once no producer has anything under way."""
         self.is_under_faults = False
@@ -142,6 +145,10 @@ class ClusterWorld(VirtualTime):
                 )
             self.recorder.note(-1, "log_start", offsets={name: offset})
 
+    def log_start_of(self, group: RaftGroupId) -> int:
+        """Below which offset records of a group were to go, as far as anybody knows."""
+        return self._log_starts.get(group, 0)
+
     def is_newest_leader(self, node_id: int, name: str) -> bool:
         """True when a node leads a partition, and nobody of a later epoch does."""
         group = self.groups.get(name)
@@ -174,6 +181,12 @@ class ClusterWorld(VirtualTime):
     def present(self) -> list[ClusterNode]:
         """The nodes that the cluster is to consist of just now."""
         return [node for node in self.nodes if node.is_wanted]
+
+    @property
+    def newest_image(self) -> MetadataImage:
+        """The newest that any node has."""
+        images = [n.core.engine.image for n in self.present if n.core is not None]
+        return max(images, key=lambda image: int(image.version), default=EMPTY_IMAGE)
 
     def restart(self, node: ClusterNode) -> Callable[[], None]:
         """An action that boots a node, if it is down by then."""

@@ -42,8 +42,6 @@ LEFT_OUT = {
     "server/kafka/handlers/users.py": "as above",
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
-    "controller/shrinking.py": "a plan that operators ask for; `tests/controller` has its rules",
-    "partition/empty.py": "numbers of views that are empty; no simulated topic shrinks yet",
     "node/first_user.py": "a user from a file; simulated clients are anonymous",
     "node/node.py": "the process around what is simulated",
     "node/process.py": "signals and exit codes",

@@ -14,6 +14,7 @@ import pytest
 from jepsen_like.__main__ import UNKNOWN_SHARE_MAX
 from jepsen_like.cluster.elastic import OPERATED
 from jepsen_like.cluster.faults import EFFECTS
+from jepsen_like.cluster.narrow import NARROWED
 from jepsen_like.cluster.options import DEFAULT_WEIGHTS
 from jepsen_like.cluster.run import ClusterResult, Verdict
 from jepsen_like.pool import run_chosen
@@ -86,6 +87,7 @@ def test_seeds_are_clean_and_busy() -> None:
 def test_many_seeds_are_clean_and_know_every_fault() -> None:
     results = run_clean(MANY)
     assert_busy(results)
-    seen = count("faults", FAULTS, results) | count("effects", (*EFFECTS, *OPERATED), results)
+    effects = (*EFFECTS, *OPERATED, *NARROWED)
+    seen = count("faults", FAULTS, results) | count("effects", effects, results)
     rare = {name: often for name, often in seen.items() if often < EFFECTS_MIN}
     assert not rare, f"too rare in {len(results)} seeds: {rare}"

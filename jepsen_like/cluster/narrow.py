@@ -1,0 +1,231 @@
+"""A topic that shrinks and grows: an operator of it, who reads what it retired, and the last word.
+
+The operator lists fewer partitions of one topic, more again, and deletes all that a retired one
+holds, so that it is gone. Producers and readers of the topic are the usual ones: they find those
+that are not listed by way of the view, and go on with them under the topic's own name. What it
+draws comes from a stream of its own, so that what else strikes is not shifted by it. Once faults
+end all partitions are listed again and take records, and in half of the runs some are retired once
+more.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, RecordDeleter, ask_controller
+from jepsen_like.cluster.consumers import EARLIEST, LATEST, Fetcher, Reader, Where, name_of
+from jepsen_like.cluster.kafka import NARROW, VIEW, Kafka, Lost
+from jepsen_like.cluster.producers import Probe
+from jepsen_like.invariants import InvariantViolation
+from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import ShrinkTopicCall
+from raftmq.metadata.commands import PartitionState
+from raftmq.metadata.image import TopicImage
+from raftmq.protocol import ApiKey
+
+if TYPE_CHECKING:
+    from jepsen_like.cluster.world import ClusterWorld
+
+WIDTH: Final = 4
+"""So many partitions the topic has at most."""
+QUIET: Final = (("raftmq.closing.quiet.ms", "400"),)
+NARROWED: Final = ("shrunk", "grown", "number listed anew")
+"""What must have come of it over many runs."""
+
+
+class Narrower:
+    """Who shrinks the topic and grows it.
+
+    Attributes:
+        is_tidy: nothing is left that it would have to do.
+    """
+
+    def __init__(self, world: ClusterWorld, process: int) -> None:
+        self._world = world
+        self._random = Random(f"narrow {world.seed}")
+        self._kafka = Kafka(world, process)
+        self._deleter = RecordDeleter(world, process + 1)
+        self.is_tidy = False
+
+    async def run(self) -> None:
+        """Go on until faults end; then tidy up."""
+        world, random = self._world, self._random
+        while True:
+            await world.clients.sleep(random.uniform(*world.options.narrow_every_ms) / 1e3)
+            if world.is_healed:
+                break
+            draw = random.random()
+            if draw < 0.45:
+                await self._shrink(is_now=random.random() < 0.6)
+            elif draw < 0.75:
+                await self._grow(random.randint(2, WIDTH))
+            else:
+                await self._empty()
+        while self._listed() != WIDTH:
+            await self._grow(WIDTH)
+            await self._kafka.pause()
+        for number in range(WIDTH):
+            await Probe(world, self._kafka.process + 2 + number, NARROW, number).run()
+        if random.random() < 0.5:
+            while self._listed() == WIDTH:
+                await self._shrink(is_now=True)
+                await self._kafka.pause()
+        self.is_tidy = True
+
+    def why_not_done(self) -> str:
+        """What of all this has not come to its end, "" when nothing."""
+        if not self.is_tidy:
+            return "who shrinks a topic is not done"
+        topic = self._topic()
+        for partition in () if topic is None else topic.retired:
+            if partition.state is not PartitionState.SEALED:
+                return f"{NARROW}-{partition.index} is {partition.state}"
+        return ""
+
+    async def judge(self) -> None:
+        """What is listed is not in the view, and what is retired is there as it is.
+
+        To be run when nothing is under way, and nothing is written any more.
+        """
+        fetcher = Fetcher(self._world, self._kafka.process)
+        topic = self._topic()
+        for number in range(WIDTH if topic is not None else 0):
+            assert topic is not None
+            if topic.partition(number) is None or not topic.retired:
+                continue
+            own, seen = (NARROW, number), (VIEW, number)
+            before = await _bounds(fetcher, own)
+            start, end = await _bounds(fetcher, seen)
+            after = await _bounds(fetcher, own)
+            if number < len(topic.partitions):
+                is_right = start == end
+            else:
+                is_right = before[0] <= start <= after[0] and end == before[1] == after[1]
+            if not is_right:
+                told = f"{name_of(own)} goes from {before} to {after}, in the view {start} to {end}"
+                raise InvariantViolation("ViewIsTheRest", told)
+        fetcher.kafka.hang_up()
+        self._kafka.hang_up()
+
+    # ---- what it does ----
+
+    async def _shrink(self, *, is_now: bool) -> None:
+        listed = self._listed()
+        if listed < 2:
+            return
+        call = ShrinkTopicCall(
+            name=NARROW,
+            partitions=self._random.randrange(1, listed),
+            now=is_now,
+            force=True,
+            keep=True,
+            timeout_ms=900,
+        )
+        code = await ask_controller(self._world, self._random, call)
+        self._world.note("shrink", call.partitions, code)
+        if code == "NONE":
+            self._world.had_effect("shrunk")
+
+    async def _grow(self, count: int) -> None:
+        kafka, topic = self._kafka, self._topic()
+        listed = self._listed()
+        if topic is None or count <= listed:
+            return
+        is_anew = any(
+            topic.partition(n) is None and n in topic.numbers for n in range(listed, count)
+        )
+        try:
+            answer = await kafka.ask(
+                kafka.any_node(),
+                ApiKey.CREATE_PARTITIONS,
+                topics=[{"name": NARROW, "count": count, "assignments": None}],
+                timeout=ADMIN_TIMEOUT_MS,
+                validate_only=False,
+            )
+        except Lost:
+            return
+        code = ErrorCode(answer.results[0].error_code)
+        self._world.note("grow", count, code.name)
+        if code is ErrorCode.NONE:
+            self._world.had_effect("grown")
+            if is_anew:
+                self._world.had_effect("number listed anew")
+
+    async def _empty(self) -> None:
+        """Delete all that some retired partition holds."""
+        topic = self._topic()
+        if topic is not None and topic.retired:
+            number = self._random.choice(topic.retired).index
+            await self._deleter.delete((NARROW, number), 1.0)
+
+    def _topic(self) -> TopicImage | None:
+        return self._world.newest_image.topics.get(NARROW)
+
+    def _listed(self) -> int:
+        topic = self._topic()
+        return 0 if topic is None else len(topic.partitions)
+
+
+async def _bounds(fetcher: Fetcher, where: Where) -> tuple[int, int]:
+    """Where a partition begins and ends, asked until somebody says."""
+    while True:
+        start = await fetcher.offset_of(where, EARLIEST)
+        end = await fetcher.offset_of(where, LATEST)
+        if start is not None and end is not None:
+            return start, end
+        await fetcher.kafka.pause()
+
+
+class NarrowReader(Reader):
+    """One process that reads the topic, listed or not; what is gone is not waited for."""
+
+    def _is_there(self, where: Where) -> bool:
+        topic = self.world.newest_image.topics.get(NARROW)
+        return topic is not None and topic.partition(where[1]) is not None
+
+    async def earliest(self, where: Where) -> int:
+        """Where a partition begins; where this reader stands, when it is gone."""
+        while self._is_there(where):
+            offset = await self.offset_of(where, EARLIEST)
+            if offset is not None:
+                return offset
+            await self.kafka.pause()
+        return self.positions[where]
+
+    async def read_all(self) -> None:
+        """Read every partition that is there to its end."""
+        ends: dict[Where, int] = {}
+        for where in list(self.positions):
+            while self._is_there(where):
+                end = await self.offset_of(where, LATEST)
+                if end is not None:
+                    ends[where] = end
+                    break
+                await self.kafka.pause()
+        while behind := [
+            where
+            for where, end in ends.items()
+            if self.positions[where] < end and self._is_there(where)
+        ]:
+            await self._once(behind)
+
+
+class ViewReader(Fetcher):
+    """One process that reads the view, by number, for as long as there is something in it."""
+
+    async def run(self) -> None:
+        """Read until everything is written."""
+        world = self.world
+        self.positions = {(VIEW, number): 0 for number in range(WIDTH)}
+        while not world.is_written:
+            for where in await self.poll():
+                offset = await self.offset_of(where, EARLIEST)
+                if offset is not None:
+                    self.positions[where] = offset
+            await self.kafka.think(5.0, 60.0)
+        self.kafka.hang_up()
+
+    def _is_led(self, node_id: int, wanted: list[Where]) -> bool:
+        """False: a number that is listed again has nothing in a view, whoever is asked."""
+        return False
