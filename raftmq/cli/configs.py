@@ -413,11 +413,19 @@ def check(
     environment: Annotated[
         bool, typer.Option("--environment/--no-environment", help="Apply RAFTMQ_* variables.")
     ] = True,
+    production: Annotated[
+        bool,
+        typer.Option(
+            "--production", help="Say instead what stands against it where strangers reach it."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a configuration means, or what is wrong with it.
 
-    Examples: raftmq config check node.toml
+    With --production the exit status is 1 while anything is open.
+
+    Examples: raftmq config check node.toml; raftmq config check node.toml --production
     """
     import os
 
@@ -428,6 +436,9 @@ def check(
             raise CommandError(f"{file}: not a text file in UTF-8") from None
         variables = dict(os.environ) if environment else {}
         config = _load_file(file, text, variables)
+        if production:
+            _review(file, config, variables, as_json=as_json)
+            return
         in_file = tomllib.loads(text)
         rows: list[tuple[object, ...]] = []
         for name, _default, _doc in documented_keys():
@@ -446,6 +457,18 @@ def keys(as_json: AsJson = False) -> None:
     Examples: raftmq config keys
     """
     show(("Key", "Default", "Meaning"), documented_keys(), as_json=as_json)
+
+
+def _review(file: Path, config: NodeConfig, variables: Mapping[str, str], *, as_json: bool) -> None:
+    from raftmq.node.production import Verdict, review
+
+    found = review(config, variables)
+    rows = [(each.subject, each.verdict.value, each.why) for each in found]
+    show(("Subject", "Verdict", "Why"), rows, as_json=as_json)
+    count = sum(each.verdict is Verdict.OPEN for each in found)
+    if count:
+        raise CommandError(f"{file}: {count} of {len(found)} are open; see docs/security.md")
+    note(f"{file}: nothing is open; look yourself at what says so")
 
 
 def _load_file(file: Path, text: str, environment: dict[str, str]) -> NodeConfig:

@@ -76,7 +76,7 @@ class DataFolder:
         root = str(data.absolute())
         try:
             disk.make_directories(root)
-            lock_fd = os.open(f"{root}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            lock_fd = os.open(f"{root}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DataFolderError(f"cannot use data folder {root}: {error.strerror}") from error
         try:

@@ -114,9 +114,9 @@ DISK_FULL: Final = RefusedWrites()
 def _open_quietly(path: str, flags: int) -> int:
     """Open so that reading writes nothing: access times would make an idle scrub dirty inodes."""
     try:
-        return os.open(path, flags | getattr(os, "O_NOATIME", 0), 0o644)
+        return os.open(path, flags | getattr(os, "O_NOATIME", 0), 0o600)
     except PermissionError:
-        return os.open(path, flags, 0o644)  # O_NOATIME is for the file's owner only
+        return os.open(path, flags, 0o600)  # O_NOATIME is for the file's owner only
 
 
 def _refuse(error: OSError, path: str, verb: str) -> NoReturn:
@@ -291,7 +291,7 @@ class RealDisk:
             path = os.path.dirname(path)
         for folder in reversed(missing):
             try:
-                os.mkdir(folder, 0o755)
+                os.mkdir(folder, 0o700)
             except FileExistsError:
                 pass  # another task was faster; the parent is synced all the same
             except OSError as error:

@@ -49,3 +49,15 @@ def test_a_disk_to_look_at_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(DiskError):
         file.pwrite(b"x", 0)
     file.close()
+
+
+def test_what_is_made_is_for_its_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        disk = RealDisk()
+        disk.make_directories(f"{tmp_path}/a/b")
+        disk.open(f"{tmp_path}/a/b/0.log", create=True)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "0.log"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700, 0o700, 0o600]

@@ -44,6 +44,7 @@ LEFT_OUT = {
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
     "node/first_user.py": "a user from a file; simulated clients are anonymous",
     "node/node.py": "the process around what is simulated",
+    "node/production.py": "a look at a configuration, by the command line",
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",
     "server/admin/balance.py": "the admin port",

@@ -1,0 +1,163 @@
+"""What stands against a node's configuration where others than friends can reach it.
+
+The list of `docs/security.md`, "Before production", as far as a file and the file system can tell.
+Decides nothing for the node: `raftmq start` starts with any configuration that can be used.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from ipaddress import ip_address
+from pathlib import Path
+from time import time
+from typing import Final
+
+from attrs import frozen
+
+from raftmq.config import BY_RULES, Address, ClientListener, ConfigError, NodeConfig
+from raftmq.runtime.certificates import load
+from raftmq.runtime.faults import VARIABLE
+from raftmq.server.kafka.caller import ANONYMOUS
+
+SOON_S: Final = 30 * 86_400.0
+"""A certificate that ends within that is told of."""
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Verdict(StrEnum):
+    """What a check came to. What this command cannot see is `look`: somebody has to."""
+
+    OK = "ok"
+    LOOK = "look"
+    OPEN = "open"
+
+
+@frozen
+class Finding:
+    """One check."""
+
+    subject: str
+    verdict: Verdict
+    why: str
+
+
+def review(config: NodeConfig, environment: Mapping[str, str]) -> list[Finding]:
+    """All checks of a configuration, in the order of the list."""
+    found = [_judge_listener(config, listener) for listener in config.client_listeners]
+    found += _judge_rights(config)
+    for key in ("peer_listener", "admin_listener"):
+        found.append(_judge_private(key, getattr(config, key)))
+    for listener in config.listeners:
+        if listener.has_tls:
+            found.append(_judge_certificate(listener))
+    found += _judge_files(config)
+    if environment.get(VARIABLE):
+        found.append(Finding(VARIABLE, Verdict.OPEN, "whoever reaches it switches faults on"))
+    return found
+
+
+def _judge_listener(config: NodeConfig, listener: ClientListener) -> Finding:
+    name = f"listener {listener.name}"
+    if _is_loopback(listener.address):
+        return Finding(name, Verdict.OK, f"{listener.address} is the loopback")
+    if not listener.has_tls:
+        return Finding(name, Verdict.OPEN, f"{listener.protocol} is not encrypted: SASL_SSL, SSL")
+    if _knows_clients(listener):
+        how = "SASL" if listener.has_sasl else "certificates"
+        return Finding(name, Verdict.OK, f"TLS, and clients say by {how} who they are")
+    return Finding(
+        name, Verdict.OPEN, 'anybody comes in: SASL_SSL, or client_certificates="required"'
+    )
+
+
+def _knows_clients(listener: ClientListener) -> bool:
+    return listener.has_sasl or listener.client_certificates == "required"
+
+
+def _judge_rights(config: NodeConfig) -> Iterator[Finding]:
+    if config.authorizer == BY_RULES:
+        yield Finding("authorizer", Verdict.OK, "rules decide; the same on all nodes?")
+    else:
+        yield Finding("authorizer", Verdict.OPEN, 'everybody may do everything: authorizer="acl"')
+    if ANONYMOUS not in config.super_users:
+        return
+    strange = [
+        listener.name
+        for listener in config.client_listeners
+        if not (_is_loopback(listener.address) or _knows_clients(listener))
+    ]
+    if strange:
+        why = f"{ANONYMOUS} is everybody at {', '.join(strange)}"
+        yield Finding("super_users", Verdict.OPEN, why)
+    else:
+        why = f"{ANONYMOUS} is whoever comes by the loopback: take it away once a user can log in"
+        yield Finding("super_users", Verdict.LOOK, why)
+
+
+def _judge_private(key: str, address: Address) -> Finding:
+    """Nothing protects these ports but the network that they are in."""
+    if _is_loopback(address):
+        return Finding(key, Verdict.OK, f"{address} is the loopback")
+    try:
+        host = ip_address(address.host)
+    except ValueError:
+        return Finding(key, Verdict.LOOK, f"{address}: only nodes and operators may reach it")
+    if host.is_unspecified:
+        return Finding(
+            key, Verdict.OPEN, f"{address} is every address: name one of the nodes' network"
+        )
+    if host.is_global:
+        return Finding(key, Verdict.OPEN, f"{address} is an address of the Internet")
+    return Finding(key, Verdict.LOOK, f"{address}: only nodes and operators may reach it")
+
+
+def _is_loopback(address: Address) -> bool:
+    if address.host == "localhost":
+        return True
+    try:
+        return ip_address(address.host).is_loopback
+    except ValueError:
+        return False
+
+
+def _judge_certificate(listener: ClientListener) -> Finding:
+    name = f"certificate of {listener.name}"
+    try:
+        left_s = load(listener).expires_s - time()
+    except ConfigError as error:
+        return Finding(name, Verdict.OPEN, str(error))
+    days = int(left_s // 86_400)
+    if left_s < 0:
+        return Finding(name, Verdict.OPEN, f"it ended {-days} days ago")
+    if left_s < SOON_S:
+        return Finding(name, Verdict.LOOK, f"it ends in {days} days")
+    return Finding(name, Verdict.OK, f"it ends in {days} days; is there an alert for its end?")
+
+
+def _judge_files(config: NodeConfig) -> Iterator[Finding]:
+    """Secrets, and the data folder, are for the node's own user."""
+    secret: dict[Path, str] = {}
+    for listener in config.listeners:
+        for key in ("key_file", "key_password_file"):
+            if (path := getattr(listener, key)) is not None:
+                secret.setdefault(path, f"{key} of {listener.name}")
+    if config.first_user_file is not None:
+        secret.setdefault(config.first_user_file, "first_user_file")
+    for path, name in secret.items():
+        yield _judge_modes(name, path, is_needed=name != "first_user_file")
+    yield _judge_modes("data", config.data, is_needed=False)
+
+
+def _judge_modes(name: str, path: Path, *, is_needed: bool) -> Finding:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        verdict = Verdict.OPEN if is_needed else Verdict.OK
+        return Finding(name, verdict, f"{path} is not there{'' if is_needed else ' (yet)'}")
+    except OSError as error:
+        return Finding(name, Verdict.LOOK, f"{path}: {error.strerror}")
+    if mode & _OTHERS:
+        return Finding(name, Verdict.OPEN, f"{path} is open to other users: chmod go-rwx")
+    return Finding(name, Verdict.OK, f"{path} is for its user alone")
