@@ -464,7 +464,7 @@ def format_of(call: AdminRequest) -> int:
     if isinstance(call, CreateAclsCall | DeleteAclsCall | AlterUsersCall):
         return 9
     if isinstance(call, ShrinkTopicCall):
-        return FORMAT_MAX
+        return 10
     if isinstance(call, ChangeNodesCall | PlanMovesCall | BalanceCall):
         return 8
     return 6 if isinstance(call, UpdateFeaturesCall) else 5

@@ -15,10 +15,18 @@ from raftmq.log.log_start import LogStart
 from raftmq.metadata import features
 from raftmq.metadata.broker_messages import (
     FORMAT_MAX,
+    AdminRequest,
+    AlterUsersCall,
+    BalanceCall,
+    ChangeNodesCall,
+    CreateAclsCall,
     FeatureRequest,
     ForwardCommands,
     Outcome,
+    PlanMovesCall,
+    ShrinkTopicCall,
     UpdateFeaturesCall,
+    format_of,
 )
 from raftmq.metadata.commands import (
     LATER_FIELDS,
@@ -36,7 +44,12 @@ from raftmq.metadata.features import (
     plan_features,
     ranges_of,
 )
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import (
+    LEVEL_OF_MOVES,
+    LEVEL_OF_SECURITY,
+    LEVEL_OF_VIEWS,
+    MetadataImage,
+)
 from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.metadata.results import Done, Registered, Rejection
 from raftmq.types import LeaderEpoch
@@ -82,6 +95,22 @@ def test_each_level_has_a_format_of_its_own_that_this_version_speaks() -> None:
     assert list(FORMATS) == list(range(low, high + 1))
     assert sorted(set(FORMATS.values())) == list(FORMATS.values())
     assert max(FORMATS.values()) <= FORMAT_MAX
+
+
+@pytest.mark.parametrize(
+    ("call", "level"),
+    [
+        (UpdateFeaturesCall(updates=()), 2),
+        (ChangeNodesCall(), LEVEL_OF_MOVES),
+        (PlanMovesCall(moves=()), LEVEL_OF_MOVES),
+        (BalanceCall(), LEVEL_OF_MOVES),
+        (CreateAclsCall(rules=()), LEVEL_OF_SECURITY),
+        (AlterUsersCall(users=()), LEVEL_OF_SECURITY),
+        (ShrinkTopicCall(name="t", partitions=1), LEVEL_OF_VIEWS),
+    ],
+)
+def test_a_call_goes_to_whoever_may_have_its_level(call: AdminRequest, level: int) -> None:
+    assert format_of(call) == FORMATS[level]
 
 
 # ---- what is applied ----
