@@ -292,7 +292,7 @@ class _Recovery:
         self._drop_bare_entries_beyond(end)
         last = kept[-1] if kept else None
         if last is not None and not last.is_missing and not _ends_in_damage(last):
-            last.activate(self._created_ms(last))
+            last.activate(self._created_ms(last, kept[-2] if len(kept) > 1 else None))
         for segment in kept:
             for damage in segment.damages:
                 if damage.end > start:
@@ -467,13 +467,28 @@ class _Recovery:
             self._bare.truncate(self._bare.entries[count].index)
             self._report.dropped_bare_entries = dropped
 
-    def _created_ms(self, segment: Segment) -> int:
-        """A segment is as old as its first batch says (no file times in the ports)."""
+    def _created_ms(self, segment: Segment, before: Segment | None) -> int:
+        """A segment is as old as its first batch says (no file times in the ports).
+
+        The one before it is as old as that where its records have no times, and retention deletes
+        what is old on all replicas: then the batch must be sound.
+        """
         data = segment.file.pread(HEADER_SIZE, 0) if segment.size else b""
         if len(data) < HEADER_SIZE:
             return self._now_ms
         stamp = parse_header(data).max_timestamp
+        if before is not None and before.max_timestamp < 0 and not self._is_first_sound(segment):
+            return self._now_ms
         return min(self._now_ms, stamp) if stamp >= 0 else self._now_ms
+
+    def _is_first_sound(self, segment: Segment) -> bool:
+        base, epochs = segment.base_offset, self._bare.epochs()
+        file, size = segment.file, segment.size
+        try:
+            next(checked_batches(file, 0, size, base, epochs, chunk=HEADER_SIZE))
+        except BadBatch:
+            return False  # the scrub will find it
+        return True
 
     def _result(self, segments: Segments, synced_offset: int) -> Recovered:
         # What is not known to be flushed is written once more, where it lies. After a failed sync

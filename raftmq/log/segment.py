@@ -204,6 +204,7 @@ class Segment:
     def _reset(self) -> None:
         self.size = 0
         self.end_offset = self.base_offset
+        # Of batches whose sums held, here or when they came: retention believes it.
         self.max_timestamp = -1
         self.max_timestamp_offset = self.base_offset
         self.damages: list[Damage] = []
@@ -587,6 +588,7 @@ class Segment:
             DiskError: the device failed.
         """
         size, end_offset = self.size, self.end_offset
+        newest = self.max_timestamp, self.max_timestamp_offset
         self.version += 1
         found: BadBatch | None = None
         self.offset_index.take_over(twin.offset_index)
@@ -605,11 +607,13 @@ class Segment:
             found = bad
         finally:
             self.size, self.end_offset = size, end_offset  # the next batch is written there
+        if newest[0] > self.max_timestamp:  # of a batch that is damaged by now, known or not
+            self.max_timestamp, self.max_timestamp_offset = newest
         if found is not None:
             self.add_damage(found)
-        self.write_indexes(is_closed=not self.is_active)
         for damage in twin.damages:
-            self.mark_damaged(damage)
+            self.mark_damaged(damage)  # before indexes that lack what is damaged are written whole
+        self.write_indexes(is_closed=not self.is_active)
 
     def _end_at(self, scan: Scan, size: int, end_offset: int) -> None:
         """Everything up to a known end that a scan did not find is damage."""
@@ -669,7 +673,8 @@ class Segment:
         damage = self.damage_from(position)
         limit = self.size if damage is None else max(position, damage.position)
         try:
-            for _, header in walk_headers(self.file, position, limit, at):
+            # Less than an index interval and a batch. Retention will believe what they say.
+            for _, header, _ in checked_batches(self.file, position, limit, at, self._epochs()):
                 if header.max_timestamp > self.max_timestamp:
                     self.max_timestamp = header.max_timestamp
                     self.max_timestamp_offset = header.base_offset

@@ -299,6 +299,7 @@ class Retained(Protocol):
     size: int
     max_timestamp: int
     created_ms: int
+    damages: list[Damage]
 
 
 def retention_target(
@@ -308,11 +309,13 @@ def retention_target(
 
     The last segment always stays, as does everything from `below` on. By age a segment goes when
     its newest record is too old, or where its records have no timestamps, what comes after them; by
-    size when the rest is still as large as what is to be kept.
+    size when the rest is still as large as what is to be kept. Damage that a peer may repair hides
+    how old records are, so they stay: what the leader proposes all replicas delete.
     """
     size = sum(segment.size for segment in segments)
     target = None
-    for segment, newest_ms in zip(segments[:-1], _newest_ms(segments, now_ms), strict=True):
+    newest = _newest_ms(segments, now_ms, start)
+    for segment, newest_ms in zip(segments[:-1], newest, strict=True):
         if segment.end_offset > below:
             break
         is_old = is_older(newest_ms, config.retention_ms, now_ms)
@@ -329,13 +332,16 @@ def is_older(newest_ms: int, retention_ms: int, now_ms: int) -> bool:
     return newest_ms >= 0 and 0 <= retention_ms < now_ms - newest_ms
 
 
-def _newest_ms(segments: Sequence[Retained], now_ms: int) -> list[int]:
-    """How new each closed segment is. One without a timestamp counts as new as the one after it;
-    for the last segment the time when it was made counts. Kafka asks the file system."""
+def _newest_ms(segments: Sequence[Retained], now_ms: int, start: int) -> list[int]:
+    """How new each closed segment is. One without a timestamp counts as new as the one after it,
+    one with damage from `start` on as new as can be; for the last segment the time when it was made
+    counts. Kafka asks the file system."""
     newest: list[int] = []
     after_ms = (segments[-1].created_ms or now_ms) if segments else now_ms
     for segment in reversed(segments[:-1]):
-        if segment.max_timestamp >= 0:
+        if any(damage.end > start for damage in segment.damages):
+            after_ms = now_ms
+        elif segment.max_timestamp >= 0:
             after_ms = segment.max_timestamp
         newest.append(after_ms)
     return newest[::-1]

@@ -397,6 +397,7 @@ class FakeSegment:
         self.size = size
         self.max_timestamp = max_timestamp
         self.created_ms = 90
+        self.damages: list[Damage] = []
 
 
 @given(
