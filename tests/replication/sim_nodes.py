@@ -359,7 +359,12 @@ class World(VirtualTime):
         super().__init__(seed, self.counts)
         self.options = options
         self.invariants = Invariants()
-        self.watch = SimpleNamespace(commits=lambda *_: None)  # it is asked of whole nodes
+        # What is judged of whole nodes alone: seals, and whether a new voter has caught up.
+        self.watch = SimpleNamespace(
+            commits=lambda *_: None,
+            seals=SimpleNamespace(commits=lambda *_: None, leads=lambda *_: None),
+            durable_end=lambda *_: RaftIndex(1 << 62),
+        )
         self.names: dict[RaftGroupId, str] = {}
         self.groups = [METADATA_GROUP] + [
             RaftGroupId(TopicId(UUID(int=number + 10)), number, 7)
@@ -377,6 +382,10 @@ class World(VirtualTime):
         """Boot all nodes."""
         for node in self.nodes:
             node.start()
+
+    def node(self, node_id: NodeId) -> SimpleNamespace:
+        """What a whole node knows of how many voters are wanted: there is none."""
+        return SimpleNamespace(core=None)
 
     def log_start_moves(self, group: RaftGroupId, offset: int) -> None:
         """No client needs to know."""
