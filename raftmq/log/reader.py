@@ -23,7 +23,7 @@ from raftmq.log.holes import carries_records
 from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
-from raftmq.log.prefetch import IndexJob, WarmJob, cold_job, lookup_job
+from raftmq.log.prefetch import LOOKUP_BYTES, IndexJob, WarmJob, cold_job, lookup_job
 from raftmq.log.recent import RecentBatches
 from raftmq.log.segment import Segment
 from raftmq.log.segments import Segments
@@ -588,12 +588,13 @@ class ReadableLog:
         Raises:
             DamagedError: damage hides the answer.
         """
+        self._checker.rotate_if_due()
         start = int(self.log_start.offset)
         for segment in self._segments.all[max(0, self._segments.at(start)) :]:
             if segment.max_timestamp < timestamp_ms and not segment.damages:
                 continue
             at = max(start, _or_base(segment, timestamp_ms))
-            for position, header in segment.headers_from(at):
+            for position, header in _sound_headers(segment, at, timestamp_ms):
                 if header.base_offset >= end:
                     return None
                 if header.max_timestamp < timestamp_ms or header.next_offset <= start:
@@ -628,6 +629,7 @@ class ReadableLog:
         Raises:
             DamagedError: damage hides the answer.
         """
+        self._checker.rotate_if_due()
         start = int(self.log_start.offset)
         best: tuple[int, int, Segment] | None = None
         for segment in self._segments.all[max(0, self._segments.at(start)) :]:
@@ -767,6 +769,24 @@ def _boundary(
     return after, to
 
 
+def _sound_headers(
+    segment: Segment, offset: int, below_ms: int = TIMESTAMP_MAX
+) -> Iterator[tuple[int, BatchHeader]]:
+    """As `headers_from`; batches that are older than `below_ms`, which are passed over, have been
+    checked, but no more of them than usually follow an index pair. One that is not older is read.
+
+    Raises:
+        DamagedError: when it comes to damaged bytes.
+    """
+    left = LOOKUP_BYTES
+    for position, header in segment.headers_from(offset):
+        is_checked = segment.verified.end_from(position) >= position + header.size
+        if left > 0 and header.max_timestamp < below_ms and not is_checked:
+            left -= header.size
+            next(segment.batches_from(position, header.base_offset, chunk=header.size))
+        yield position, header
+
+
 def _greatest(segment: Segment, start: int, end: int) -> tuple[int, int] | None:
     """Greatest timestamp of the batches in `[start, end)` and the first batch that has it."""
     if start <= segment.max_timestamp_offset and segment.end_offset <= end:
@@ -775,7 +795,7 @@ def _greatest(segment: Segment, start: int, end: int) -> tuple[int, int] | None:
         return segment.max_timestamp, segment.max_timestamp_offset
     best = _greatest_known(segment, start, end)
     at = max(start, best[1] if best else segment.base_offset)
-    for position, header in segment.headers_from(at):
+    for position, header in _sound_headers(segment, at):
         if header.base_offset >= end:
             break
         stamp = header.max_timestamp

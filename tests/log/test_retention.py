@@ -6,13 +6,18 @@ delete. So that timestamp comes only from batches whose sums held, and damage co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import attrs
 import pytest
 
 from jepsen_like.disk import SimDisk
-from raftmq.log.model import LogConfig
+from raftmq.log.batch_reader import CheckedBatch
+from raftmq.log.model import DamagedError, LogConfig
 from raftmq.log.prefetch import IndexJob
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.segment import Segment
 from raftmq.records import parse_header
 from raftmq.types import Offset
 from tests.log.helpers import (
@@ -180,3 +185,56 @@ def test_how_old_the_last_segment_is(rots: bool) -> None:
     assert target(log) is None
     log.configure(attrs.evolve(CONFIG, retention_ms=499))
     assert target(log) == (None if rots else 1)
+
+
+# --- look-ups by time, which read the same headers ------------------------------------------------
+
+
+def test_a_look_up_passes_over_no_damaged_batch() -> None:
+    """It would send a consumer past records that are new enough."""
+    disk = sim_disk()
+    log = begun(disk, young=18)
+    closed(log)
+    log.close()
+    make_old(disk, 18 * SIZE)
+    log = open_log(disk, CONFIG, claimed=log.flushed_end)
+    for found in (log.offset_for_timestamp, lambda stamp, end: log.max_timestamp(end)):
+        with pytest.raises(DamagedError):
+            found(YOUNG_MS, Offset(20))
+    log.repair(Offset(18), [batch(18, 1, timestamp=YOUNG_MS)])
+    assert log.offset_for_timestamp(YOUNG_MS, Offset(20)) == (YOUNG_MS, 18, 1)
+
+
+def test_the_newest_below_a_bound_is_sound() -> None:
+    """A part of a segment: its index does not say which is the newest."""
+    disk = sim_disk()
+    log = begun(disk, young=18)
+    log.close()
+    make_old(disk, 18 * SIZE)
+    log = open_log(disk, CONFIG, claimed=log.flushed_end)
+    with pytest.raises(DamagedError):
+        log.max_timestamp(Offset(19))
+    log.repair(Offset(18), [batch(18, 1, timestamp=YOUNG_MS)])
+    assert log.max_timestamp(Offset(19)) == (YOUNG_MS, 18, 1)
+
+
+def test_a_look_up_checks_a_bounded_part_of_what_it_passes_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where times jump about it passes over much, and must not hold up the loop."""
+    log = begun(sim_disk(), young=19)
+    log._segments.all[0].verified.clear()
+    read: list[int] = []
+    checked = Segment.batches_from
+
+    def counted(at: Segment, position: int, *more: Any, **others: Any) -> Iterator[CheckedBatch]:
+        read.append(position)
+        return checked(at, position, *more, **others)
+
+    monkeypatch.setattr(Segment, "batches_from", counted)
+    monkeypatch.setattr("raftmq.log.reader.LOOKUP_BYTES", 5 * SIZE)
+    assert log.offset_for_timestamp(OLD_MS + 1, Offset(20)) == (YOUNG_MS, 19, 1)
+    assert read == [*(SIZE * n for n in range(5)), 19 * SIZE]
+    read.clear()
+    assert log.offset_for_timestamp(OLD_MS + 1, Offset(20)) == (YOUNG_MS, 19, 1)
+    assert read == [*(SIZE * n for n in range(5, 10)), 19 * SIZE], "once"
