@@ -50,6 +50,7 @@ from raftmq.partition.producer_state import (
     NO_OFFSET,
     OLDEST,
     Duplicate,
+    Producer,
     ProducerCheckpoints,
     ProducerStateTable,
     Verdict,
@@ -97,6 +98,8 @@ LATEST_TIERED: Final = -5
 FIRST_EPOCH: Final = 1
 """No leader is ever elected in term 0. On Kafka 0 is the epoch of a partition's first leader, and
 some clients send 0 where they set none; so here it means the same as 1."""
+MEND_AGAIN_MS: Final = 5_000.0
+"""After so long a table that follows from damage is read anew again, where that failed."""
 CHECK_AHEAD_BYTES: Final = 4 << 20
 
 
@@ -450,24 +453,24 @@ class Partition:
                 raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             if not self.replica.is_writable:
                 raise KafkaError(code=self._no_leader_code())
-            if not self._producers.read_on():
+            producers = self._producers.known()
+            if producers is None:
                 self._deadlines.soon(partial(self._end_transaction, decided, promise))
                 return
-            end = self._write_end(decided)
+            end = self._write_end(decided, producers.get(decided.producer_id))
         except KafkaError as error:
             promise.fail(error)
             return
         self._ends.park(end, promise)
         self._ends.settle(self.replica.high_watermark)
 
-    def _write_end(self, decided: Decided) -> Offset:
+    def _write_end(self, decided: Decided, producer: Producer | None) -> Offset:
         """Write the marker where something is open; where the log ends then.
 
         Raises:
             KafkaError: this leader cannot tell that it will be committed.
         """
         replica = self.replica
-        producer = self._producers.current().get(decided.producer_id)
         if producer is None or producer.open_since == NO_OFFSET:
             return replica.log_end_offset
         self._transactions.check_end(decided, producer)
@@ -676,6 +679,8 @@ class Partition:
         except (KafkaError, DiskError) as error:
             if isinstance(error, DamagedError):
                 self.replica.damage_found()  # whoever reads asks again
+            if self._producers.is_doubtful:
+                self._deadlines.after(MEND_AGAIN_MS, self._catch_up)
 
     @property
     def _committed_end(self) -> Offset:

@@ -30,8 +30,9 @@ not surprising takes no batch for another's, but may move a timestamp a little: 
 known and about to be repaired, all that followed from it is forgotten, and the table is read anew
 beside the one in use.
 
-Invariants: the table given out is exactly what the batches of the log say; while damage hides some
-of them there is none. What is remembered of refusals takes no batch, it only names the reason; it
+Invariants: the table given out is exactly what the batches of the log say, and once damage is known
+what their headers seemed to say before, until the next one is read; while damage hides some of them
+there is none. What is remembered of refusals takes no batch, it only names the reason; it
 is bounded in producers, and in answers per refusal, so that a producer that never sends the refused
 batch again is told the truth in the end; it is lost with the process, as the connections are.
 """
@@ -199,6 +200,8 @@ COPY_BATCHES: Final = 1_000
 COPIES_MAX: Final = 8
 TURN_HEADERS: Final = 200
 """Headers replayed in one turn: one or two milliseconds."""
+TURN_CHECKED_BYTES: Final = 1 << 20
+"""A turn ends as well once so much was read to check the sums of batches."""
 TURNS: Final = 8
 """Turns done at once, where a request waits for the outcome."""
 ENCODED_PER_BATCH: Final = 32
@@ -302,6 +305,14 @@ class PartitionProducers:
         except DamagedError:
             return True  # every use of the table tries again
 
+    def known(self) -> ProducerStateTable | None:
+        """The table, as requests go by it; None while more is to be read back than in a few turns.
+
+        Raises:
+            DamagedError: a part of the log that it follows from is damaged and not repaired yet.
+        """
+        return self.table if self._read_on() else None
+
     def _read_on(self, turns: int = TURNS) -> bool:
         for _ in range(turns if self._is_hidden else 0):
             if self._reading is None:
@@ -313,8 +324,8 @@ class PartitionProducers:
                 self._is_hidden = False
                 self._was_read(done.value)
                 break
-            except DamagedError:
-                self._reading = None
+            except Exception:
+                self._reading = None  # it has ended: another one begins
                 raise
         return not self._is_hidden
 
@@ -348,9 +359,14 @@ class PartitionProducers:
                 self._mending, self._is_doubtful = None, False
                 self._was_read(done.value)
                 break
-            except DamagedError:
-                self._mending = None  # its repair begins this again
+            except Exception:
+                self._mending = None  # as above
                 raise
+        return self._is_doubtful
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True while the table follows from what may have been damaged: see `work_on`."""
         return self._is_doubtful
 
     def judge(self, header: BatchHeader, leader_epoch: LeaderEpoch) -> Verdict:
@@ -360,12 +376,12 @@ class PartitionProducers:
             BehindRefusedError: a batch before it is missing or was refused, and may come again.
             KafkaError: why it is refused; DamagedError as `current`.
         """
-        if not self._read_on():
+        table = self.known()
+        if table is None:
             raise KafkaError(
                 "the state of producers is still being replayed",
                 code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
             )
-        table = self.table
         if leader_epoch != self._leader_epoch:
             self._leader_epoch, self._leads_from = leader_epoch, table.next_offset
         if header.base_sequence > 0 and table.get(header.producer_id) is None:
@@ -647,8 +663,17 @@ class PartitionProducers:
         Raises:
             DamagedError: a part of the log that it follows from is damaged and not repaired yet.
         """
-        if not self._read_on() or self._mend_on():
+        if not self._read_on():
             return True
+        try:
+            is_mending = self._mend_on()
+        except DamagedError:
+            if self._telling is None:
+                raise
+            is_mending = False  # who reads what is sound does not wait for its repair
+        return self._tell_on() or is_mending
+
+    def _tell_on(self) -> bool:
         try:
             for _ in range(TURNS if self._telling is not None else 0):
                 assert self._telling is not None
@@ -711,10 +736,13 @@ class PartitionProducers:
                 return False
             before = seen
             found: list[Aborted] = []
+            checked_bytes = 0
             for header in islice(log.headers(seen, limit), TURN_HEADERS):
                 seen = Offset(max(seen, header.next_offset))
                 if table.next_offset <= header.base_offset and header.next_offset <= limit:
-                    self._replay(table, header, found)
+                    checked_bytes += self._replay(table, header, found)
+                    if checked_bytes >= TURN_CHECKED_BYTES:
+                        break
             if seen == before:
                 break  # a hole up to there
             if tells:
@@ -723,7 +751,8 @@ class PartitionProducers:
                 yield
         return True
 
-    def _replay(self, table: ProducerStateTable, header: BatchHeader, found: list[Aborted]) -> None:
+    def _replay(self, table: ProducerStateTable, header: BatchHeader, found: list[Aborted]) -> int:
+        """Add one batch to a table; how many bytes had to be read for it."""
         log = self._log
         assert log is not None
         offset = Offset(header.base_offset)
@@ -732,9 +761,11 @@ class PartitionProducers:
             first = table.end(header)
             if first != NO_OFFSET and not marker.is_commit:
                 found.append(Aborted(header.producer_id, first, offset))
-            return
-        if not table.expects(header):
+            return 0
+        is_surprising = not table.expects(header)
+        if is_surprising:
             # Headers are read without their bodies, so their sums are not checked. A surprising
             # one, which is rare, is believed only once its sum is.
             log.check_stored(offset)
         table.append(header)
+        return header.size if is_surprising else 0

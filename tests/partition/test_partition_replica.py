@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,16 @@ from jepsen_like.disk import SimDisk
 from raftmq.errors import ErrorCode
 from raftmq.log.hard_state import TWICE, HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
+from raftmq.log.segment import Segment
 from raftmq.partition.parked import Deadlines
-from raftmq.partition.partition import Partition
+from raftmq.partition.partition import MEND_AGAIN_MS, Partition
 from raftmq.partition.ports import AppendResult
 from raftmq.partition.settings import PartitionSettings
-from raftmq.ports import DiskError
+from raftmq.partition.transactions import Decided
+from raftmq.ports import DiskError, TooManyFilesError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.records import NewRecord, build_batch, check_batches
+from raftmq.records import NewRecord, build_batch, check_batches, parse_header
 from raftmq.replication.multiraft import MultiRaft
 from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import Opening, open_replica
@@ -412,6 +415,62 @@ def test_what_was_read_of_producers_is_read_again_after_a_repair() -> None:
     log.repair(Offset(5), [content[5 * size : 6 * size]])
     again.pass_time(1.0)
     assert again.partition.producers.encode() == sound
+
+
+def test_a_transaction_ends_beside_damage_that_nobody_can_repair() -> None:
+    node = started()
+    for sequence in range(60):
+        node.produce(batch(sequence))
+        node.flush()
+    opened = build_batch(
+        [NewRecord(b"k", b"v")],
+        timestamp=1_000_000,
+        producer_id=9,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
+    node.replica.append(opened, parse_header(opened))
+    node.flush()
+    path, other = sorted(path for path in node.disk.files() if path.endswith(".log"))[:2]
+    content = node.disk.content(path)
+    size = len(content) // int(other[-24:-4])
+    for number in (5, 9):
+        node.disk.flip(path, number * size + 41, 2)
+    log = node.replica.log
+    log.scrub(1 << 20)
+    node.partition.doubt(Offset(5))
+    log.repair(Offset(5), [content[5 * size : 6 * size]])
+    assert log.damaged == [(9, 10)]
+    decided = Decided(producer_id=9, producer_epoch=0, txn_seq=1, is_commit=True, protocol=1)
+    ended = node.partition.end_transaction(decided)
+    node.flush()
+    assert ended.result() == 62
+
+
+def test_what_the_device_failed_to_read_anew_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = started()
+    for sequence in range(1_500):
+        node.produce(batch(sequence))
+    node.flush()
+    producers = node.partition._producers
+    node.partition.doubt(Offset(5))
+    real, fails = Segment.headers_from, [True]
+
+    def headers_from(self: Segment, *given: Any, **named: Any) -> Any:
+        if fails:
+            raise TooManyFilesError("no descriptor is left")
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(Segment, "headers_from", headers_from)
+    node.pass_time(1.0)
+    assert producers.is_doubtful
+    fails.clear()
+    for _ in range(3):
+        node.pass_time(MEND_AGAIN_MS)
+    assert not producers.is_doubtful
 
 
 def test_a_damaged_journal_costs_the_identity() -> None:

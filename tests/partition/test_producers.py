@@ -34,6 +34,7 @@ from raftmq.partition.producers import (
     BehindRefusedError,
     PartitionProducers,
 )
+from raftmq.ports import DiskError, TooManyFilesError
 from raftmq.records import (
     TRANSACTIONAL,
     BatchHeader,
@@ -63,6 +64,8 @@ class Log:
     rows: list[BatchHeader] = field(factory=list)
     reads: int = 0
     checks: int = 0
+    fails_in: int = 0
+    """So many calls from now one finds no descriptor."""
     aborted: FakeAborted = field(factory=FakeAborted)
     markers: dict[int, Marker] = field(factory=dict)
 
@@ -74,6 +77,9 @@ class Log:
         return Offset(self.rows[-1].next_offset) if self.rows else Offset(0)
 
     def headers(self, start: Offset, end: Offset) -> Iterator[BatchHeader]:
+        self.fails_in -= 1
+        if self.fails_in == 0:
+            raise TooManyFilesError("no descriptor is left")
         for row in self.rows[start:end]:
             self.reads += 1
             yield row
@@ -372,6 +378,38 @@ def test_a_doubtful_table_goes_on_and_leaves_no_traces() -> None:
     log.rows.append(header(2 * COPY_BATCHES + 10))
     producers.appended(log.rows[-1])
     assert producers.table.encode() == truth(2 * COPY_BATCHES + 11)
+
+
+@pytest.mark.parametrize("is_doubted", [True, False])
+def test_what_the_device_failed_to_read_is_read_once_more(is_doubted: bool) -> None:
+    producers, log = filled(count=3 * COPY_BATCHES - 1)
+    log.fails_in = 3
+    if is_doubted:
+        producers.doubt(Offset(5))
+        with pytest.raises(DiskError):
+            work_to_the_end(producers)
+    else:
+        log.rows.pop()
+        with pytest.raises(DiskError):
+            producers.truncated()
+    work_to_the_end(producers)
+    assert producers.table.encode() == truth(len(log.rows))
+
+
+def work_to_the_end(producers: PartitionProducers) -> None:
+    while producers.work_on():
+        pass
+
+
+def test_a_turn_reads_no_more_than_a_mebibyte_to_check_it() -> None:
+    log = Log()
+    for offset in range(100):  # each the first of its producer
+        log.rows.append(header(offset)._replace(producer_id=offset, batch_length=256 << 10))
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    assert log.checks <= TURNS * 4
+    work_to_the_end(producers)
+    assert (log.checks, len(producers.table)) == (100, 100)
 
 
 def test_checkpoints_that_are_doubted_do_not_come_back() -> None:
