@@ -32,7 +32,7 @@ async def create_topics(
     process: int,
     names: list[str],
     count: int,
-    configs: Sequence[tuple[str, str]],
+    configs: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Create the run's own topics, asking until they are there; the first has these configs."""
     kafka = Kafka(world, process)
