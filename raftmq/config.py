@@ -218,9 +218,9 @@ class NodeConfig:
     )
     formation_wait_ms: int = _key(
         "A node with an empty data folder listens for so long for a cluster that it belonged to "
-        "before it helps to form a new one; other nodes dial it again within 1.5 s. 0 where the "
+        "before it helps to form a new one; other nodes dial it again within 3.5 s. 0 where the "
         "cluster is certainly new.",
-        default=2_000,
+        default=4_000,
     )
     metadata_engine: str = _key(
         "The engine that replicates metadata: raft, or pysyncobj (a reference, loses data; "

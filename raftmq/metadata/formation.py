@@ -10,7 +10,7 @@ list never changes; nodes whose configs differ in cluster id or voter list never
 A wiped node that meets one formed peer learns the list and forms nothing: it asks every node that
 it hears, since all nodes that its config names may have been replaced since. Those that took their
 places stand in no config and come by themselves. So a node takes no part in a round before it has
-listened for `wait_ms`, nor before a node that it has just heard had time to answer.
+listened for `wait_ms`, nor before a node that it hears for the first time had time to answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRACE_MS: Final = 400
 """How long a proposer that hears a majority waits for the rest of the voters."""
 ROUND_MS: Final = 500
 ANSWER_MS: Final = 1_000
-"""How long a node that was just heard is given to say that it knows a cluster."""
+"""How long a node that was heard for the first time is given to say that it knows a cluster."""
 
 _Node: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
 Ballot: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)], _Node]
@@ -41,6 +41,9 @@ NO_BALLOT: Final[Ballot] = (0, 0)
 Value: TypeAlias = tuple[tuple[_Node, int], ...]
 HEARD_MAX: Final = 64
 """So many nodes are asked whether the cluster is formed; the voters in any case."""
+AWAITED_MAX: Final = 16
+"""A node that knows fewer nodes than these waits for the answer of another one; for a voter's in
+any case. Nobody has proved who it is: whoever can dial could hold up a new cluster."""
 BALLOT_JUMP_MAX: Final = 1 << 32
 """So far above the one promised here a ballot is believed; a round takes half a second."""
 
@@ -208,7 +211,9 @@ class Formation:
     def heard(self, node_id: NodeId, storage_id: StorageId) -> None:
         """A peer introduced itself."""
         if node_id in self.voters or node_id in self._heard or len(self._heard) < HEARD_MAX:
-            if self._wait_ms and self._heard.get(node_id) != storage_id:
+            # Once for each: a node that comes with ever new disks would hold up the others.
+            is_awaited = node_id in self.voters or len(self._heard) < AWAITED_MAX
+            if self._wait_ms and is_awaited and node_id not in self._heard:
                 self._has_heard_more = self._is_listening = True
             self._heard[node_id] = storage_id
 

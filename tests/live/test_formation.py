@@ -78,7 +78,7 @@ def test_first_voters_that_are_all_empty_form_no_second_cluster(tmp_path: Path) 
         for node_id in (1, 2, 3):
             cluster[node_id].kill()
             cluster[node_id].wipe()
-            cluster[node_id].formation_wait_ms = 2_000
+            cluster[node_id].formation_wait_ms = None  # as it is by itself
         for node_id in (1, 2, 3):
             cluster[node_id].start()
         for node_id in (1, 2, 3):
