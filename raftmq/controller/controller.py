@@ -159,6 +159,14 @@ class Liveness:
                 late.append(node_id)
         return late
 
+    def is_silent(self, node_id: NodeId, broker_epoch: int, now_ms: float) -> bool:
+        """True once a broker, fenced or not, was not heard for a whole session in this term; its
+        registration counts as heard from the first question on."""
+        known = self._heard.get(node_id)
+        if known is None or known.broker_epoch != broker_epoch:
+            known = self._heard[node_id] = Heard(broker_epoch, now_ms)
+        return now_ms - known.heard_ms >= self._session_ms
+
     def applied_version(self, node_id: NodeId, broker_epoch: int) -> int:
         """The newest version that this broker said it has applied, -1 when it said nothing."""
         known = self._heard.get(node_id)
@@ -454,7 +462,14 @@ class Controller:
 
     def _new_mover(self) -> Mover:
         static = {MOVES_MAX: str(self.config.moves_max), **self.config.static}
-        return Mover(self._node_id, self._engine, self._leaders, static, self._settings.limit_of)
+        return Mover(
+            self._node_id,
+            self._engine,
+            self._leaders,
+            static,
+            self._settings.limit_of,
+            self._liveness.is_silent,
+        )
 
     def _live_epochs(self) -> list[tuple[NodeId, int]]:
         return [(b.node_id, b.epoch) for b in self._engine.image.live_brokers()]

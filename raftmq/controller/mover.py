@@ -74,13 +74,15 @@ class Mover:
         leaders: LeaderTable,
         static: Mapping[str, str],
         limit_of: Callable[[NodeId], int],
+        is_silent: Callable[[NodeId, int, float], bool],
     ) -> None:
         """`static` are the Kafka settings of this node's file, `limit_of` tells how many replicas
-        a broker has room for."""
+        a broker has room for, `is_silent` whether one of some epoch has not been heard for long."""
         self._node_id = node_id
         self._engine = engine
         self._leaders = leaders
         self._static = static
+        self._is_silent = is_silent
         self.survey = Survey()
         self.bounds = Bounds(limit_of=limit_of)
         self.deaths = Deaths()
@@ -109,7 +111,14 @@ class Mover:
         steps = next_moves(self.survey, self._leaders, self.bounds, now_ms)
         for step in steps:
             self._propose(step.command, expected, partial(self._tell, step))
-        if not steps and (end := next_end(image, configuration, self.survey.has_any)) is not None:
+        if steps:
+            return
+
+        def is_silent(node_id: NodeId, broker_epoch: int) -> bool:
+            return self._is_silent(node_id, broker_epoch, now_ms)
+
+        end = next_end(image, configuration, self.survey.has_any, is_silent)
+        if end is not None:
             self._propose(end, expected, lambda _result: None)
 
     def figures(self) -> dict[Origin, Figures]:

@@ -9,8 +9,8 @@ from image and configuration alone how far a replacement is, so a crash at any p
 but time.
 
 Invariants: a replacement begins only where every partition of OLD has a place to go to; it ends
-only when its node holds nothing and is gone, and (since LEVEL_OF_MOVES) its storage is refused from
-then on, as that of any removed node.
+only when its node holds nothing and is gone (fenced, and not heard for a session), and (since
+LEVEL_OF_MOVES) its storage is refused from then on, as that of any removed node.
 """
 
 from __future__ import annotations
@@ -41,17 +41,25 @@ NAMES_MAX: Final = 10
 
 
 def next_end(
-    image: MetadataImage, configuration: Configuration, has_any: Callable[[NodeId], bool]
+    image: MetadataImage,
+    configuration: Configuration,
+    has_any: Callable[[NodeId], bool],
+    is_silent: Callable[[NodeId, int], bool],
 ) -> EndReplacement | UnregisterBroker | None:
     """What ends a replacement that has nothing left to do: its node is removed, then the row is
-    done. `has_any` tells whether a node still has, or may get back, a replica of any partition."""
+    done. `has_any` tells whether a node still has, or may get back, a replica of any partition,
+    `is_silent` whether the broker of some epoch has not been heard for long: one that came with an
+    empty disk is fenced until it has caught up, and that disk is not the one to refuse for good."""
     members = [member.node_id for member in configuration.members]
     for old_id in image.leaving():
         if old_id in members or image.live_epoch(old_id) is not None:
             continue
         if has_any(old_id):
             continue
-        if image.level >= LEVEL_OF_MOVES and old_id in image.brokers:
+        broker = image.brokers.get(old_id)
+        if broker is not None and not is_silent(old_id, broker.epoch):
+            continue
+        if image.level >= LEVEL_OF_MOVES and broker is not None:
             # This leaves the tombstone. Until the row is done as well, the node stays one that
             # leaves: whichever controller comes next ends it.
             return UnregisterBroker(node_id=old_id)

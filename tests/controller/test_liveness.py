@@ -73,3 +73,15 @@ def test_a_loss_before_a_registration_says_nothing_of_it() -> None:
     assert made.expired(again, 2_799) == []
     assert made.expired(again, 2_800) == [ONE]
     made.lost(NodeId(9), 0)  # of one nobody knows
+
+
+def test_who_is_fenced_is_silent_once_it_was_not_heard_for_a_session() -> None:
+    made = liveness()
+    fenced = NodeId(3)
+    assert not made.is_silent(fenced, 30, 500), "this controller could not hear it yet"
+    assert not made.is_silent(fenced, 30, 2_499)
+    assert made.is_silent(fenced, 30, 2_500)
+    made.heard(fenced, 30, 0, 2_600)
+    assert not made.is_silent(fenced, 30, 4_599)
+    assert made.is_silent(fenced, 30, 4_600)
+    assert not made.is_silent(fenced, 40, 4_600), "another process has registered"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import Bounds, Survey
@@ -20,6 +21,7 @@ from raftmq.controller.node_changes import (
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import (
     AdminRequest,
+    BrokerHeartbeat,
     ChangeNodesCall,
     CreateTopicsCall,
     NewTopic,
@@ -37,6 +39,7 @@ from raftmq.metadata.commands import (
     ReplaceNode,
     UnregisterBroker,
 )
+from raftmq.metadata.features import SUPPORTED, named
 from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
@@ -49,6 +52,7 @@ from tests.metadata.metadata_commands import (
     group_of,
     node,
     raised,
+    register,
     topic_id,
 )
 
@@ -494,6 +498,31 @@ def test_a_node_that_was_replaced_comes_back_with_an_empty_disk_alone() -> None:
     assert not anew.control.lifecycle.is_replaced
     assert anew.engine.image.brokers[node(3)].state is NodeState.NEW
     assert _holders(cluster) == {1, 2, 4}
+
+
+def test_a_fenced_node_that_is_heard_is_not_removed() -> None:
+    """It came with an empty disk, which would be refused for good, and has not caught up yet."""
+    cluster = _grown()
+    cluster.kill(3)
+    cluster.run(10_000)
+    controller, engine = cluster.nodes[1].control.controller, cluster.nodes[1].engine
+    empty = replace(register(3, storage=999), features=named(SUPPORTED))
+    registered = engine.propose(empty)
+    cluster.run(50)
+    beat = BrokerHeartbeat(node(3), registered.result().broker_epoch, applied_version=0)
+    assert controller.heartbeat(beat).is_fenced
+    verdict, *_ = _ask(cluster, ReplaceNodeCall(old_id=3, new_id=4))
+    assert verdict.message == "begun"
+    for _ in range(10):
+        cluster.run(500)
+        assert controller.heartbeat(beat).code is ErrorCode.NONE
+    assert _holders(cluster) == {1, 2, 4}
+    assert not engine.image.replacements[node(3)].is_done
+    cluster.elect(2)
+    cluster.run(1_000)
+    assert node(3) in engine.image.brokers, "a new controller has not heard it yet"
+    cluster.run(2_000)
+    assert engine.image.replacements[node(3)].is_done
 
 
 def test_a_drain_that_is_cancelled_brings_back_what_has_not_moved() -> None:

@@ -98,7 +98,7 @@ def _any(_node_id: NodeId) -> int:
 def next_end(
     image: MetadataImage, configuration: Configuration
 ) -> EndReplacement | UnregisterBroker | None:
-    return replacement.next_end(image, configuration, Survey(image).has_any)
+    return replacement.next_end(image, configuration, Survey(image).has_any, lambda *_: True)
 
 
 # ---- apply ----
