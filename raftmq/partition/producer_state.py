@@ -575,6 +575,7 @@ class ProducerCheckpoints:
         self._bytes = 0
         self._position = 0  # where the next piece is written; 0: the file is to be written anew
         self._unwritten: deque[memoryview] = deque()
+        self._is_read = False  # else the file may hold more than is known here
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -608,6 +609,7 @@ class ProducerCheckpoints:
             self._keep(Offset(offset), state)
             position = start + size
         self._position = position
+        self._is_read = position == len(data)
 
     def best(self, at_most: Offset, at_least: Offset) -> tuple[Offset, bytes] | None:
         """The latest state at an offset within these bounds, both included."""
@@ -640,20 +642,22 @@ class ProducerCheckpoints:
             self._begin_anew()  # when the next one is added
 
     def drop_above(self, offset: Offset) -> None:
-        """Forget what lies above an offset, durably.
+        """Forget what lies above an offset, durably; also what could not be read.
 
         Raises:
-            DiskError: the device failed.
+            DiskError: the device failed; another try begins anew.
         """
         count = bisect_right(self._offsets, offset)
-        if count < len(self._offsets):
-            del self._offsets[count:]
-            del self._states[count:]
-            self._bytes = sum(map(len, self._states))
-            self._begin_anew()
-            if self._disk is not None:
-                self._disk.remove(self._path)
-                self._disk.sync_directory(self._folder)
+        if count == len(self._offsets) and self._is_read:
+            return
+        self._begin_anew()
+        if self._disk is not None:
+            # The file goes first: what is forgotten here already is not looked for again.
+            self._disk.remove(self._path)
+            self._disk.sync_directory(self._folder)
+        del self._offsets[count:]
+        del self._states[count:]
+        self._bytes = sum(map(len, self._states))
 
     def _keep(self, offset: Offset, state: bytes) -> None:
         self._offsets.append(offset)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from jepsen_like.disk import SimDisk
+from jepsen_like.disk import CrashOdds, SimDisk
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
@@ -34,7 +34,7 @@ from raftmq.partition.producers import (
     BehindRefusedError,
     PartitionProducers,
 )
-from raftmq.ports import DiskError, TooManyFilesError
+from raftmq.ports import DiskError, DiskFullError, TooManyFilesError
 from raftmq.records import (
     TRANSACTIONAL,
     BatchHeader,
@@ -427,6 +427,58 @@ def test_checkpoints_that_are_doubted_do_not_come_back() -> None:
     again.load()
     assert again.best(Offset(99), Offset(0)) == (25, b"y")
     assert len(again) == 2
+
+
+@pytest.mark.parametrize("failing", ["remove", "sync_directory"])
+def test_what_could_not_be_dropped_is_dropped_at_the_next_try(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_disk: SimDisk, path: str) -> None:
+        raise DiskFullError(f"no space left: {path}")
+
+    disk = SimDisk(Random(1))
+    checkpoints = make(disk)
+    for offset in (10, 20):
+        checkpoints.add(Offset(offset), b"x" * offset)
+    file = disk.open(f"p/{FILE_NAME}")
+    file.fdatasync()
+    file.close()
+    disk.sync_directory("p")
+    with monkeypatch.context() as patch:
+        patch.setattr(SimDisk, failing, refuse)
+        with pytest.raises(DiskError):
+            checkpoints.drop_above(Offset(10))
+    checkpoints.drop_above(Offset(10))
+    assert checkpoints.best(Offset(99), Offset(0)) == (10, b"x" * 10)
+    disk.crash(Random(1), CrashOdds(lose=0, prefix=0, torn=0, sectors=0, names=1))
+    again = make(disk)
+    again.load()
+    assert len(again) == 0
+
+
+def test_a_file_that_could_not_be_read_is_dropped_too() -> None:
+    disk = SimDisk(Random(1))
+    make(disk).add(Offset(20), b"x")
+    disk.fail_when(lambda operation, _: operation == "read")
+    checkpoints = make(disk)
+    checkpoints.load()
+    disk.fail_when(None)
+    assert len(checkpoints) == 0
+    checkpoints.drop_above(Offset(10))
+    again = make(disk)
+    again.load()
+    assert len(again) == 0
+
+
+def test_a_file_without_anything_to_drop_stays() -> None:
+    disk = SimDisk(Random(1))
+    make(disk).add(Offset(10), b"x")
+    checkpoints = make(disk)
+    checkpoints.load()
+    checkpoints.drop_above(Offset(10))
+    again = make(disk)
+    again.load()
+    assert again.best(Offset(99), Offset(0)) == (10, b"x")
 
 
 def test_little_is_checked_of_what_is_as_it_should_be() -> None:
