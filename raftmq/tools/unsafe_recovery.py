@@ -8,6 +8,7 @@ the records. Both first report what they would do and what may be lost.
 Reading opens the logs as a start of the node would. Writing begins with the journal, which is made
 durable: a term above any that a lost node can have known, no vote, no floor. Then the log start and
 the membership entries of each log get the same new configuration, so that every later read agrees.
+Before all of that, what a replica keeps of producers whose batches are not in its log is dropped.
 This is only for logs that no process has open, and whose other copies are lost for good or
 rewritten likewise: Raft itself never changes an entry.
 
@@ -33,7 +34,12 @@ from raftmq.log.model import DamagedError, LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
-from raftmq.partition.producer_state import NO_OFFSET, ProducerStateTable, at_once
+from raftmq.partition.producer_state import (
+    NO_OFFSET,
+    ProducerCheckpoints,
+    ProducerStateTable,
+    at_once,
+)
 from raftmq.ports import Clock, Disk
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
@@ -47,6 +53,17 @@ from raftmq.types import (
     RaftIndex,
     ReplicaId,
 )
+
+
+def _forget_producers(disk: Disk, folder: str, offset: Offset) -> None:
+    """Drop what is kept of producers beyond `offset`, durably: other batches come there.
+
+    Other replicas know those alone, and all are to judge alike. This comes before the other steps:
+    after them nothing may be left that says it is needed.
+    """
+    checkpoints = ProducerCheckpoints(disk, folder)
+    checkpoints.load()
+    checkpoints.drop_above(offset)
 
 
 def replace_configuration(disk: Disk, folder: str, kind: int, configuration: bytes) -> None:
@@ -430,6 +447,8 @@ def recover_lost_majorities(place: Place, findings: Findings) -> None:
     journal = place.journal
     reports = findings.of(Verdict.RECOVERED)
     for report in reports:
+        _forget_producers(place.disk, report.folder, report.log_end)
+    for report in reports:
         state = journal.get(report.group) or GroupState()
         term = max(state.term, report.last_epoch)
         journal.put(
@@ -527,6 +546,8 @@ def accept_loss(place: Place, loss: Loss) -> None:
     """
     report, journal = loss.report, place.journal
     state = journal.get(report.group) or GroupState()
+    sound_end = min((start for start, _ in loss.damaged), default=report.log_end)
+    _forget_producers(place.disk, report.folder, sound_end)
     journal.put(
         report.group,
         evolve(state, cut_floor=0, bootstrapped=report.identity.storage_id),

@@ -14,6 +14,8 @@ from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.partition.producer_state import FILE_NAME, ProducerCheckpoints
+from raftmq.partition.producers import PartitionProducers
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
@@ -500,6 +502,77 @@ def positions_of(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
         position += header.size
 
 
+def _keep_checkpoint(disk: SimDisk, index: int, offset: int, state: bytes = b"x") -> None:
+    folder = folder_of(index)
+    checkpoints = ProducerCheckpoints(disk, folder)
+    checkpoints.load()
+    checkpoints.add(Offset(offset), state)
+    file = disk.open(f"{folder}/{FILE_NAME}")
+    file.fdatasync()
+    file.close()
+    disk.sync_directory(folder)
+
+
+def _checkpoint_above(disk: SimDisk, index: int, offset: int) -> tuple[Offset, bytes] | None:
+    checkpoints = ProducerCheckpoints(disk, folder_of(index))
+    checkpoints.load()
+    return checkpoints.best(Offset(99), Offset(offset + 1))
+
+
+def _producers_of(log: ReplicatedLog, checkpoints: ProducerCheckpoints) -> bytes:
+    producers = PartitionProducers(checkpoints, FakeClock())
+    producers.attach(log)
+    return producers.current().encode()
+
+
+def test_what_lost_batches_said_of_producers_is_forgotten() -> None:
+    """Else this replica took a repeated batch for a duplicate, and one that fetched its log did
+    not."""
+    disk = make_disk()
+    _append_transactions(disk)
+    log = ReplicatedLog.open(disk, folder_of(1), LogConfig(), clock=FakeClock())
+    known = _producers_of(log, ProducerCheckpoints())
+    log.close()
+    _keep_checkpoint(disk, 1, 9, known)
+    path = f"{folder_of(1)}/{0:020d}.log"
+    data = memoryview(bytes(disk.content(path)))
+    position = [p for p, header in positions_of(data) if header.producer_id == 9][-1]
+    disk.flip(path, position + 61, 3)
+    place = place_of(disk)
+    loss = report_loss(place, "t", 1)
+    assert loss.damaged == ((8, 9),)
+    accept_loss(place, loss)
+    place.journal.close()
+    log = ReplicatedLog.open(disk, folder_of(1), LogConfig(), clock=FakeClock())
+    here = _producers_of(log, ProducerCheckpoints(disk, folder_of(1)))
+    assert here == _producers_of(log, ProducerCheckpoints()), "as one that fetches this log"
+    assert here != known
+    log.close()
+
+
+def test_lost_batches_are_forgotten_before_others_take_their_place() -> None:
+    step, is_done = 1, False
+    while not is_done:
+        disk = make_disk()
+        _damage(disk, 1)
+        _keep_checkpoint(disk, 1, 6)
+        place = place_of(disk)
+        loss = report_loss(place, "t", 1)
+        disk.crash_after(step)
+        with suppress(SimCrash):
+            accept_loss(place, loss)
+            is_done = True
+        disk.crash_after(None)
+        disk.crash(Random(step))
+        kept = _checkpoint_above(disk, 1, 2)
+        try:
+            report_loss(place_of(disk), "t", 1)
+        except RecoveryRefusedError:
+            assert kept is None, f"the loss was accepted: step {step}"
+        step += 1
+    assert step > 5, "no crash point was met"
+
+
 def test_accepting_can_be_done_again_after_a_crash() -> None:
     for steps in range(60):
         disk = make_disk()
@@ -526,6 +599,8 @@ def test_a_cut_tail_is_told_and_lifted() -> None:
     state = place.journal.get(partition_group(0))
     assert state is not None
     place.journal.put(partition_group(0), evolve(state, cut_floor=12))
+    _keep_checkpoint(disk, 0, 5)
+    _keep_checkpoint(disk, 0, 8)
     loss = report_loss(place, "t", 0)
     assert loss.cut == (6, 9)
     assert loss.others == (2, 3)
@@ -533,6 +608,19 @@ def test_a_cut_tail_is_told_and_lifted() -> None:
     lifted = place.journal.get(partition_group(0))
     assert lifted is not None
     assert lifted.cut_floor == 0
+    assert _checkpoint_above(disk, 0, 6) is None, "other batches may take those offsets"
+
+
+def test_a_survivor_forgets_producers_beyond_the_end_of_its_log() -> None:
+    """Others had flushed more than its disk kept; what comes there now is something else."""
+    disk = make_disk()
+    _keep_checkpoint(disk, 0, 8)
+    _keep_checkpoint(disk, 1, 6)
+    place = place_of(disk)
+    recover_lost_majorities(place, report_groups(place, survivors(1)))
+    disk.crash(Random(1))
+    assert _checkpoint_above(disk, 0, 6) is None
+    assert _checkpoint_above(disk, 1, 5) == (6, b"x"), "its log holds all of that"
 
 
 def test_a_lone_replica_that_lost_everything_begins_anew() -> None:
