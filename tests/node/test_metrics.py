@@ -173,7 +173,7 @@ def test_what_outlived_a_full_collection_is_not_looked_at_again(
         monkeypatch.setattr(_Watch, "frozen_max", 1_000)
         gc.collect()
         assert gone() is None, "until there are too many of them"
-        assert _Watch.frozen_max == FROZEN_MIN
+        assert _Watch.frozen_max >= FROZEN_MIN, "by what has gathered here until now"
     finally:
         gc.callbacks.remove(_collecting)
         gc.unfreeze()
