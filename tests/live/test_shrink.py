@@ -29,7 +29,7 @@ class Writer:
                 "bootstrap.servers": bootstrap,
                 "acks": "all",
                 "enable.idempotence": True,
-                "message.timeout.ms": 20_000,
+                "message.timeout.ms": 10_000,
             }
         )
 
