@@ -113,11 +113,12 @@ class Mover:
             self._propose(step.command, expected, partial(self._tell, step))
         if steps:
             return
-
-        def is_silent(node_id: NodeId, broker_epoch: int) -> bool:
-            return self._is_silent(node_id, broker_epoch, now_ms)
-
-        end = next_end(image, configuration, self.survey.has_any, is_silent)
+        end = next_end(
+            image,
+            configuration,
+            self.survey.has_any,
+            lambda node_id, epoch: self._is_silent(node_id, epoch, now_ms),
+        )
         if end is not None:
             self._propose(end, expected, lambda _result: None)
 

@@ -562,10 +562,7 @@ class ReadableLog:
         if offset >= self._segments.end_offset:
             return  # not written yet
         self._checker.rotate_if_due()
-        segment, position, header = self._walked_to(offset)
-        if segment.verified.end_from(position) < position + header.size:
-            for _ in segment.batches_from(position, header.base_offset, chunk=header.size):
-                return
+        _read_unless_checked(*self._walked_to(offset))
 
     def _walked_to(self, offset: Offset) -> tuple[Segment, int, BatchHeader]:
         """The batch that contains an offset: (segment, position, header); cheap for the one that
@@ -780,11 +777,21 @@ def _sound_headers(
     """
     left = LOOKUP_BYTES
     for position, header in segment.headers_from(offset):
-        is_checked = segment.verified.end_from(position) >= position + header.size
-        if left > 0 and header.max_timestamp < below_ms and not is_checked:
-            left -= header.size
-            next(segment.batches_from(position, header.base_offset, chunk=header.size))
+        if left > 0 and header.max_timestamp < below_ms:
+            left -= _read_unless_checked(segment, position, header)
         yield position, header
+
+
+def _read_unless_checked(segment: Segment, position: int, header: BatchHeader) -> int:
+    """Check a batch, unless it was lately; how many bytes were read for it.
+
+    Raises:
+        DamagedError: it is damaged.
+    """
+    if segment.verified.end_from(position) >= position + header.size:
+        return 0
+    next(segment.batches_from(position, header.base_offset, chunk=header.size))
+    return header.size
 
 
 def _greatest(segment: Segment, start: int, end: int) -> tuple[int, int] | None:

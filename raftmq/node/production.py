@@ -9,7 +9,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from time import time
 from typing import Final
@@ -100,26 +100,26 @@ def _judge_private(key: str, address: Address) -> Finding:
     """Nothing protects these ports but the network that they are in."""
     if _is_loopback(address):
         return Finding(key, Verdict.OK, f"{address} is the loopback")
-    try:
-        host = ip_address(address.host)
-    except ValueError:
-        return Finding(key, Verdict.LOOK, f"{address}: only nodes and operators may reach it")
-    if host.is_unspecified:
-        return Finding(
-            key, Verdict.OPEN, f"{address} is every address: name one of the nodes' network"
-        )
-    if host.is_global:
+    host = _number_of(address)
+    if host is not None and host.is_unspecified:
+        why = f"{address} is every address: name one of the nodes' network"
+        return Finding(key, Verdict.OPEN, why)
+    if host is not None and host.is_global:
         return Finding(key, Verdict.OPEN, f"{address} is an address of the Internet")
     return Finding(key, Verdict.LOOK, f"{address}: only nodes and operators may reach it")
 
 
 def _is_loopback(address: Address) -> bool:
-    if address.host == "localhost":
-        return True
+    host = _number_of(address)
+    return address.host == "localhost" if host is None else host.is_loopback
+
+
+def _number_of(address: Address) -> IPv4Address | IPv6Address | None:
+    """None for a host that is named."""
     try:
-        return ip_address(address.host).is_loopback
+        return ip_address(address.host)
     except ValueError:
-        return False
+        return None
 
 
 def _judge_certificate(listener: ClientListener) -> Finding:

@@ -269,9 +269,8 @@ class PartitionProducers:
         self._log: HeaderLog | None = None
         self._batches_since = 0
         self._copies: list[ProducerStateTable] = []  # by offset, none beyond the log's end
-        self._reading: InTurns[ProducerStateTable] | None = None  # the replay under way
-        self._is_doubtful = False  # the table follows from what turned out to be damaged
-        self._mending: InTurns[ProducerStateTable] | None = None  # its successor, being read
+        self._is_doubtful = False  # the table, not hidden, follows from what was damaged
+        self._reading: InTurns[ProducerStateTable] | None = None  # the next table, under way
         self._encoding: tuple[Offset, InTurns[bytes]] | None = None  # the next checkpoint
         self._planned: tuple[Offset, bytes] | None = None  # kept once it is committed
         self._start: tuple[Offset, InTurns[bytes]] | None = None  # the state at a log start
@@ -314,26 +313,34 @@ class PartitionProducers:
         return self.table if self._read_on() else None
 
     def _read_on(self, turns: int = TURNS) -> bool:
-        for _ in range(turns if self._is_hidden else 0):
+        if self._is_hidden:
+            self._replace_table(turns)
+        return not self._is_hidden
+
+    def _mend_on(self) -> bool:
+        """Go on to replace a doubtful table; True while there is more to do."""
+        if self._is_doubtful:
+            self._replace_table(TURNS)
+        return self._is_doubtful
+
+    def _replace_table(self, turns: int) -> None:
+        """Go on to read the table that takes the place of the present one."""
+        for _ in range(turns):
             if self._reading is None:
                 self._reading = self._read_back()
             try:
                 next(self._reading)
             except StopIteration as done:
                 self._reading = None
-                self._is_hidden = False
-                self._was_read(done.value)
+                self._is_hidden = self._is_doubtful = False
+                self.table = done.value
+                self._told_end = self.table.next_offset
+                if not self._copies:
+                    self._keep_copy()
                 break
             except Exception:
                 self._reading = None  # it has ended: another one begins
                 raise
-        return not self._is_hidden
-
-    def _was_read(self, table: ProducerStateTable) -> None:
-        self.table = table
-        self._told_end = table.next_offset
-        if not self._copies:
-            self._keep_copy()
 
     def doubt(self, offset: Offset) -> None:
         """What the log said from `offset` on was perhaps read off damaged batches, which are about
@@ -345,24 +352,8 @@ class PartitionProducers:
         self._checkpoints.drop_above(offset)
         self._copies = [copy for copy in self._copies if copy.next_offset <= offset]
         self._encoding = self._planned = self._start = self._telling = None
-        self._reading = self._mending = None
+        self._reading = None
         self._is_doubtful = not self._is_hidden
-
-    def _mend_on(self) -> bool:
-        """Go on to replace a doubtful table; True while there is more to do."""
-        for _ in range(TURNS if self._is_doubtful else 0):
-            if self._mending is None:
-                self._mending = self._at(None)
-            try:
-                next(self._mending)
-            except StopIteration as done:
-                self._mending, self._is_doubtful = None, False
-                self._was_read(done.value)
-                break
-            except Exception:
-                self._mending = None  # as above
-                raise
-        return self._is_doubtful
 
     @property
     def is_doubtful(self) -> bool:
@@ -603,7 +594,7 @@ class PartitionProducers:
 
     def _hide(self) -> None:
         self._is_hidden, self._is_doubtful = True, False
-        self._reading = self._mending = self._telling = None
+        self._reading = self._telling = None
 
     def _encoded_at(self, offset: Offset) -> InTurns[bytes]:
         table = yield from self._at(offset)
