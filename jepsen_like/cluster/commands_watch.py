@@ -122,7 +122,20 @@ class CommandsWatch:
                 )
 
 
-class _Listener:
+class CommandListener:
+    """Part of a listener to one node's machine that judges command by command."""
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """Seen command by command."""
+
+    def advanced(self, applied_end: RaftIndex) -> None:
+        """Seen command by command."""
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Replicas are watched elsewhere."""
+
+
+class _Listener(CommandListener):
     """One node's machine, as it applies."""
 
     def __init__(self, watch: CommandsWatch, machine: MetadataMachine) -> None:
@@ -160,12 +173,3 @@ class _Listener:
         """A snapshot: nothing is applied twice by it, and what groups went through is not seen."""
         self._groups = image.groups
         self._transactions = image.transactions
-
-    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Seen command by command."""
-
-    def advanced(self, applied_end: RaftIndex) -> None:
-        """Seen command by command."""
-
-    def role_changed(self, soft: SoftState) -> None:
-        """Replicas are watched elsewhere."""

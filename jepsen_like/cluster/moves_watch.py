@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
+from jepsen_like.cluster.commands_watch import CommandListener
 from jepsen_like.invariants import Invariants
 from raftmq.metadata.commands import (
     Envelope,
@@ -37,8 +38,7 @@ from raftmq.metadata.image import (
 )
 from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.results import MoveOutcomes, Rejection, Result
-from raftmq.raft.messages import SoftState
-from raftmq.types import NodeId, Offset, RaftIndex, TopicId
+from raftmq.types import NodeId, Offset, TopicId
 
 if TYPE_CHECKING:
     from jepsen_like.cluster.node import SimCore
@@ -170,7 +170,7 @@ class _Move:
     before: tuple[NodeId, ...]
 
 
-class _Listener:
+class _Listener(CommandListener):
     """One node's machine, as it applies."""
 
     def __init__(self, invariants: Invariants, machine: MetadataMachine) -> None:
@@ -248,15 +248,6 @@ class _Listener:
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot: moves are as it says."""
         self._begin(image)
-
-    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Seen command by command."""
-
-    def advanced(self, applied_end: RaftIndex) -> None:
-        """Seen command by command."""
-
-    def role_changed(self, soft: SoftState) -> None:
-        """Replicas are watched elsewhere."""
 
 
 def _by_key(image: MetadataImage) -> dict[Key, PartitionImage]:

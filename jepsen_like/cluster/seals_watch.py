@@ -16,13 +16,13 @@ from typing import Final
 
 from attrs import define
 
+from jepsen_like.cluster.commands_watch import CommandListener
 from jepsen_like.invariants import Invariants
 from raftmq.metadata.commands import Envelope, PartitionState
 from raftmq.metadata.image import MetadataImage, TopicImage
 from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.results import Result
-from raftmq.raft.messages import SoftState
-from raftmq.types import Offset, RaftGroupId, RaftIndex, TopicId
+from raftmq.types import Offset, RaftGroupId, TopicId
 
 _NEVER: Final = -1
 
@@ -126,7 +126,7 @@ class SealsWatch:
         return lives.setdefault(group.creation_epoch, _Reach())
 
 
-class _Listener:
+class _Listener(CommandListener):
     """One node's machine, as it applies."""
 
     def __init__(self, watch: SealsWatch, machine: MetadataMachine) -> None:
@@ -146,12 +146,3 @@ class _Listener:
     def state_restored(self, image: MetadataImage) -> None:
         """A snapshot: who applied what it holds has told of it."""
         self._image = image
-
-    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Seen command by command."""
-
-    def advanced(self, applied_end: RaftIndex) -> None:
-        """Seen command by command."""
-
-    def role_changed(self, soft: SoftState) -> None:
-        """Replicas are watched elsewhere."""
