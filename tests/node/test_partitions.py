@@ -505,16 +505,22 @@ async def test_an_order_that_was_withdrawn_deletes_nothing(bench: Bench) -> None
     assert bench.partitions.registry.by_id(action.group.topic_id, 0) is not None
 
 
-async def test_voters_are_reported_once_they_are_committed(bench: Bench) -> None:
-    """The data of whoever is missing in a report is ordered away."""
-    reports: list[Any] = []
-    bench.control.partition_led = lambda *_, **told: reports.append(told["voters"])
+async def led_alone(bench: Bench) -> tuple[StartReplica, Replica]:
+    """A partition of one voter, this node, which leads it and has reported so."""
     action = attrs.evolve(bench.start(0), voters=(ONE,), preferred_leader=ONE.node_id)
     await bench.partitions._perform_all([action])
     replica = bench.replica(action)
     replica.stand()
     for _ in range(3):
         bench.multiraft.drain()
+    return action, replica
+
+
+async def test_voters_are_reported_once_they_are_committed(bench: Bench) -> None:
+    """The data of whoever is missing in a report is ordered away."""
+    reports: list[Any] = []
+    bench.control.partition_led = lambda *_, **told: reports.append(told["voters"])
+    _, replica = await led_alone(bench)
     assert reports == [(ONE,)]
     for change in (
         replica.configuration.with_learner(TWO),
@@ -532,12 +538,7 @@ async def test_a_new_leader_reports_what_the_last_one_did_until_it_knows_more(be
     """Followers of a new leader were in sync a moment ago, and it has not heard them yet."""
     reports: list[list[ReplicaId]] = []
     bench.control.partition_led = lambda *_, **told: reports.append(told["isr"])
-    action = attrs.evolve(bench.start(0), voters=(ONE,), preferred_leader=ONE.node_id)
-    await bench.partitions._perform_all([action])
-    replica = bench.replica(action)
-    replica.stand()
-    for _ in range(3):
-        bench.multiraft.drain()
+    _, replica = await led_alone(bench)
     assert reports == [[ONE]]
     replica.change_membership(replica.configuration.with_voter(TWO))  # which never answers
     bench.multiraft.drain()
@@ -566,12 +567,7 @@ async def test_a_new_leader_reports_what_the_last_one_did_until_it_knows_more(be
 
 async def test_a_replica_that_a_leader_counts_on_does_not_go(bench: Bench) -> None:
     """Its group may have taken it in again before the order to go came to its node."""
-    action = attrs.evolve(bench.start(0), voters=(ONE,), preferred_leader=ONE.node_id)
-    await bench.partitions._perform_all([action])
-    replica = bench.replica(action)
-    replica.stand()
-    for _ in range(3):
-        bench.multiraft.drain()
+    action, replica = await led_alone(bench)
     assert replica.is_writable
     bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
     await bench.obey()

@@ -16,6 +16,7 @@ from jepsen_like.disk import CrashOdds, SimDisk
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
+from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.partition.producer_state import (
     BYTES_MAX,
     FILE_NAME,
@@ -270,6 +271,21 @@ def produced(offset: int, producer_id: int, sequence: int) -> bytes:
     )
 
 
+def twenty_batches() -> tuple[SimDisk, ReplicatedLog, list[bytes], PartitionProducers]:
+    """Of two producers, in a log that is closed, and what is known of them."""
+    disk = sim_disk()
+    log = open_log(disk, BIG)
+    elect(log, 1)
+    batches = [produced(n, 40 + n % 2, n // 2) for n in range(20)]
+    for batch in batches:
+        log.append_batch(batch)
+    flush(log)
+    log.close()
+    producers = PartitionProducers(make(), FakeClock())
+    producers.attach(log)
+    return disk, log, batches, producers
+
+
 @pytest.mark.parametrize("number", [0, 1, 8, 18, 19])
 @pytest.mark.parametrize(
     ("byte", "bit"),
@@ -287,16 +303,7 @@ def test_what_a_header_says_of_a_producer_is_not_believed_unchecked(
 ) -> None:
     """Replay reads headers alone; a flipped bit there makes another producer, epoch or sequence, a
     transaction that nobody ends, or a time at which all others have been idle for long."""
-    disk = sim_disk()
-    log = open_log(disk, BIG)
-    elect(log, 1)
-    batches = [produced(n, 40 + n % 2, n // 2) for n in range(20)]
-    for batch in batches:
-        log.append_batch(batch)
-    flush(log)
-    log.close()
-    before = PartitionProducers(make(), FakeClock())
-    before.attach(log)
+    disk, log, batches, before = twenty_batches()
     disk.flip(segment(), number * len(batches[0]) + byte, bit)
     log = open_log(disk, BIG, claimed=log.flushed_end)
     assert log.damaged == [], "its indexes vouch for a closed segment"
@@ -328,16 +335,7 @@ def test_the_first_batch_of_a_transaction_is_not_taken_for_another() -> None:
 def test_what_was_read_off_a_damaged_batch_is_read_again(number: int) -> None:
     """The timestamp of a header was a little off: nothing is surprising about that, but replicas
     knew different producers after the damage had been found and repaired."""
-    disk = sim_disk()
-    log = open_log(disk, BIG)
-    elect(log, 1)
-    batches = [produced(n, 40 + n % 2, n // 2) for n in range(20)]
-    for batch in batches:
-        log.append_batch(batch)
-    flush(log)
-    log.close()
-    sound = PartitionProducers(make(), FakeClock())
-    sound.attach(log)
+    disk, log, batches, sound = twenty_batches()
     disk.flip(segment(), number * len(batches[0]) + 42, 3)
     log = open_log(disk, BIG, claimed=log.flushed_end)
     producers = PartitionProducers(make(disk), FakeClock())
