@@ -142,6 +142,9 @@ class Majority:
                 world.wires.cut(me, other.node_id)
                 world.wires.cut(other.node_id, me)
         world.cut_off[me] = True
+        if node.port is not None:
+            # A client that has just asked it would wait for longer than the majority is given.
+            node.port.hang_up_at_clients()
 
     def _is_in_doubt(self) -> bool:
         """True when power loss tore what may have been promised, and only the one left out can tell

@@ -192,6 +192,7 @@ NODE_BUGS: Final[dict[str, Bug]] = {
         4,
         (6, 10),
         ("SingleLeaderPerTerm", "LogMatching", "LeaderCompleteness"),
+        begins_at=50,
     ),
     "good-copy-not-read": Bug(
         patching((hard_state, "_sound_copy", _first_copy)),

@@ -54,7 +54,7 @@ class SimConnection:
 
     def __init__(self, port: SimPort, client: ClientEnd, number: int) -> None:
         self._port = port
-        self._client = client
+        self.client = client
         self._slots: deque[SimSlot] = deque()
         self._is_flushing = False
         self.is_open = True
@@ -145,7 +145,7 @@ class SimConnection:
             if data:
                 out.append(data)
         if self.is_open and out:
-            self._client.arrives(b"".join(out))
+            self.client.arrives(b"".join(out))
 
     def close(self, *, is_told: bool = True) -> None:
         """Hang up."""
@@ -157,7 +157,7 @@ class SimConnection:
         while self.on_close:
             _, callback = self.on_close.popitem()
             callback()
-        self._client.ends(0.0 if is_told else UNNOTICED_MS)
+        self.client.ends(0.0 if is_told else UNNOTICED_MS)
 
 
 class SimPort:
@@ -176,6 +176,11 @@ class SimPort:
         connection = SimConnection(self, client, self._accepted)
         self.connections[self._accepted] = connection
         return connection
+
+    def hang_up_at_clients(self) -> None:
+        """Clients learn that their connections ended; this end does not."""
+        for connection in list(self.connections.values()):
+            connection.client.ends(0.0)
 
     def turn_ms(self) -> float:
         """When the present turn of the loop is over; now and then the socket was full."""
