@@ -570,7 +570,9 @@ class _Turn:
             self._drop(key, partition, reason)
         if reason:
             return False
-        self._order(key, partition, partition.planned, partition.origin, what)
+        # A repair or a drain that came between has left its own origin there. Under that name the
+        # plan would be carried out although it was cancelled meanwhile, and taken back as a repair.
+        self._order(key, partition, partition.planned, _planner(partition), what)
         return True
 
     # ---- commands ----

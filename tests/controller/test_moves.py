@@ -30,6 +30,7 @@ from raftmq.controller.moves import (
     next_moves,
     node_progress,
 )
+from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import (
     ChangeNodes,
     ClaimGroup,
@@ -527,6 +528,26 @@ def test_a_plan_that_names_a_dead_broker_does_not_undo_its_repair() -> None:
     assert node(3) not in world.partition().replicas
     assert world.step() == []
     assert node(3) not in world.partition().replicas
+
+
+def test_a_plan_goes_on_under_its_own_name_after_a_repair() -> None:
+    """Node 3 has the replica still, is down and in maintenance: its repair began, an operator wants
+    it back there."""
+    world = World([None] * 4, [(3, 1, 2)])
+    world.kill(3)
+    world.bounds = Bounds(dead=(node(3),))
+    world.plan(0, (1, 2, 3))
+    assert [s.origin for s in world.step()] == [Origin.REPAIR]
+    world.set_state(3, NodeState.MAINTENANCE)
+    world.bounds = Bounds()
+    [step] = world.look()
+    assert (step.origin, step.after) == (Origin.OPERATOR, (1, 2, 3))
+    epoch = world.partition().creation_epoch
+    cancel = PlannedMove(topic_id=topic_id(1), partition=0, creation_epoch=epoch)
+    world.machine.apply(PlanMoves(moves=(cancel,), origin=Origin.OPERATOR))
+    late = world.machine.apply(step.command)
+    assert isinstance(late, Rejection)
+    assert late.code is ErrorCode.INVALID_UPDATE_VERSION
 
 
 def deaths(world: World, after_ms: float | None = 100.0, now_ms: float = 100.0) -> Deaths:
