@@ -59,6 +59,8 @@ SIZES_MS: Final = 2_000.0
 TURN_MS: Final = 4.0
 MOVES_PER_COMMAND: Final = 500
 NAMES_MAX: Final = 5
+DRY_RUN_MS: Final = 3_600_000.0
+"""An operator who looks at a dry run for longer does not take it for the present state."""
 
 
 # ---- what there is to even out ----
@@ -229,12 +231,40 @@ class _Job:
     is_submitted: bool = False
 
 
-_Shape: TypeAlias = tuple[list[tuple[object, ...]], Brokers]
+_Row: TypeAlias = tuple[str, int, tuple[NodeId, ...], bool]
+"""A partition: its topic, number, replicas, and whether it stays where it is."""
+_Shape: TypeAlias = tuple[list[_Row], Brokers]
 
 
 def _shape_of(partitions: Sequence[Held], brokers: Brokers) -> _Shape:
     """What a plan comes of, but for sizes."""
     return [(h.topic, h.partition, h.replicas, h.is_fixed) for h in partitions], brokers
+
+
+def changed_texts(before: _Shape, after: _Shape) -> list[str]:
+    """What differs between two states that plans come of, in words."""
+    texts = []
+    known = {(topic, number): (nodes, stays) for topic, number, nodes, stays in before[0]}
+    for topic, number, nodes, stays in after[0]:
+        old = known.pop((topic, number), None)
+        name = f"{topic}-{number}"
+        if old is None:
+            texts.append(f"{name} was made")
+        elif old[0] != nodes:
+            there, here = (",".join(map(str, replicas)) for replicas in (old[0], nodes))
+            texts.append(f"{name} went from {there} to {here}")
+        elif old[1] != stays:
+            texts.append(f"{name} {'cannot be moved now' if stays else 'can be moved again'}")
+    texts += [f"{topic}-{number} was deleted" for topic, number in known]
+    could, can = ({b.node_id: b for b in brokers.targets} for brokers in (before[1], after[1]))
+    texts += [f"node {n} takes replicas" for n in can if n not in could]
+    texts += [f"node {n} takes no replicas any more" for n in could if n not in can]
+    texts += [
+        f"node {n} has another rack" for n in can if n in could and could[n].rack != can[n].rack
+    ]
+    if not texts:  # what else changes a broker's room is named already
+        texts = [f"node {n} has other room" for n in can if n in could and could[n] != can[n]]
+    return texts
 
 
 class Balancing:
@@ -251,6 +281,7 @@ class Balancing:
         self._job: _Job | None = None
         self._told: tuple[_Shape, Plan] | None = None
         """The plan of the last dry run, with what it came of."""
+        self._term_began_ms = -DRY_RUN_MS
 
     def begin(self, call: BalanceCall, joining: tuple[NodeId, ...] = ()) -> Promise[Outcomes]:
         """Begin one; it is answered once its moves are planned, or known. `joining` are brokers
@@ -336,6 +367,11 @@ class Balancing:
                 self._made(job)
                 return
 
+    def begin_term(self, now_ms: float) -> None:
+        """This node has become the controller; what an earlier one told is not known."""
+        self._term_began_ms = now_ms
+        self._told = None
+
     def end_term(self) -> None:
         """This node is the controller no more: nothing was done, unless it is on its way."""
         job, self._job = self._job, None
@@ -360,8 +396,8 @@ class Balancing:
             sizes = {(held.topic, held.partition): held.size_bytes for held in partitions}
             plan = tuple(_resized(move, sizes) for move in self._told[1])
         else:
-            if self._told is not None and not job.call.dry_run:
-                job.message = "planned (anew: the cluster has changed since the dry run)"
+            if not job.call.dry_run:
+                job.message = self._why_anew(shape, job)
             plan = yield from balance_steps(partitions, brokers)
         self._told = (shape, plan) if job.call.dry_run else None
         for number, move in enumerate(plan):
@@ -369,6 +405,19 @@ class Balancing:
                 yield
             job.moves.append(told(image, move, with_steps=job.call.dry_run))
             job.commands.append(planned_move(image, move))
+
+    def _why_anew(self, shape: _Shape, job: _Job) -> str:
+        """What there is to say of a plan that is not the one of a dry run."""
+        if self._told is not None:
+            changed = changed_texts(self._told[0], shape) or ["the call is another one"]
+            return f"planned (anew: since the dry run {first_names(changed, NAMES_MAX)})"
+        passed_ms = self._clock.monotonic_ms() - self._term_began_ms
+        if job.call.onto is not None or passed_ms >= DRY_RUN_MS:
+            return job.message
+        return (
+            f"planned (the controller is another one since {passed_ms / 1000:.0f} s: a dry run "
+            "before that may have told another plan)"
+        )
 
     def _made(self, job: _Job) -> None:
         rows = tuple(Outcome(name="move", move=move) for move in job.moves)

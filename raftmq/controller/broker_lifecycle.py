@@ -253,6 +253,8 @@ class BrokerLifecycle:
             if reply is None:
                 return
             if reply.code is not ErrorCode.NOT_CONTROLLER:
+                if reply.code is ErrorCode.POLICY_VIOLATION:
+                    self.refusal = reply.message  # for now: it goes on asking
                 if is_member or reply.code is ErrorCode.BROKER_ID_NOT_REGISTERED:
                     self._learn_membership(reply)
                 return
@@ -327,6 +329,7 @@ class BrokerLifecycle:
                 ErrorCode.INCONSISTENT_CLUSTER_ID,
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 ErrorCode.UNSUPPORTED_VERSION,
+                ErrorCode.INVALID_REQUEST,  # the controller did not let it into the log
             ):
                 self.refusal = str(promise.error)
 

@@ -25,6 +25,7 @@ from raftmq.controller.controller import Controller, ControllerConfig
 from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.foreign import decode_foreign
+from raftmq.metadata.apply_brokers import disk_error
 from raftmq.metadata.broker_messages import (
     FORMAT_MAX,
     AdminCall,
@@ -486,6 +487,9 @@ class ControlPlane:
                 return self._turn_away(request.node_id, removal_text(image, request.node_id))
             if request.is_member:
                 return self._membership_of(request.node_id)
+            storage_id = StorageId(request.storage_id)
+            if reason := disk_error(image, request.node_id, storage_id):
+                return Reply(ErrorCode.POLICY_VIOLATION, self.node_id, message=reason)
         try:
             if request.is_member:
                 raise KafkaError(code=ErrorCode.NOT_CONTROLLER)

@@ -449,6 +449,7 @@ class Controller:
         if epoch < 0:
             return False
         self._liveness.begin_term(self._live_epochs(), now_ms)
+        self._balancing.begin_term(now_ms)
         self._balance = LeaderBalance()
         self._evacuation = Evacuation()
         self.mover = self._new_mover()

@@ -37,7 +37,7 @@ from raftmq.metadata.image import (
     holds,
 )
 from raftmq.metadata.results import Done, Registered, Rejection
-from raftmq.types import NodeId, Offset
+from raftmq.types import NodeId, Offset, StorageId
 
 PRODUCER_ID_BLOCK_MAX: Final = 1_000_000
 
@@ -201,6 +201,21 @@ def with_replacement(image: MetadataImage, old_id: NodeId, new_id: NodeId) -> Me
         image = image.with_states({new_id: NodeState.ACTIVE})
     replacements = image.replacements.set(old_id, ReplacementImage(old_id, new_id))
     return evolve(image, replacements=replacements)
+
+
+def disk_error(image: MetadataImage, node_id: NodeId, storage_id: StorageId) -> str:
+    """Why a node that is being replaced cannot join with this disk yet; "" when it can.
+
+    With another one than that which is replaced it begins anew, but only after the end: till then
+    its number stands for the old disk, which is the one to refuse for good.
+    """
+    successor, broker = image.leaving().get(node_id), image.brokers.get(node_id)
+    if successor is None or (broker is not None and broker.storage_id == storage_id):
+        return ""
+    return (
+        f"node {node_id} is being replaced by node {successor}: with another disk it joins anew, "
+        "as a node that holds nothing, as soon as that has ended"
+    )
 
 
 def end_replacement(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:

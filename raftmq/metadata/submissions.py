@@ -17,11 +17,13 @@ from enum import IntEnum
 from typing import Any, Final
 
 from attrs import define, field
+from msgspec import Struct
 
 from raftmq.errors import KafkaError, RequestTimedOutError
 from raftmq.foreign import CLOCK_MS_MAX
 from raftmq.metadata.apply import apply
-from raftmq.metadata.commands import decode_envelope
+from raftmq.metadata.apply_brokers import disk_error
+from raftmq.metadata.commands import RegisterBroker, decode_envelope
 from raftmq.metadata.engine import CommandNotAppliedError
 from raftmq.metadata.features import Ranges, check_supported, write_error
 from raftmq.metadata.image import MetadataImage
@@ -288,6 +290,8 @@ class CommandQueue:
             envelope = decode_envelope(command)
             if envelope.incarnation > incarnation_max(before, envelope.node_id):
                 return f"no process of node {envelope.node_id} is so late: {envelope.incarnation}"
+            if reason := _too_early(before, envelope.command):
+                return reason
             trial, result = apply(before, envelope, Offset(before.version + 1))
             if trial.features is not before.features:
                 check_supported(trial, supported)
@@ -332,6 +336,13 @@ class CommandQueue:
         self.size_bytes = 0
         self._in_flight_end = None
         self.trial = None
+
+
+def _too_early(image: MetadataImage, command: Struct) -> str:
+    """Why a command must not enter the log yet, though every node could apply it."""
+    if isinstance(command, RegisterBroker):
+        return disk_error(image, command.node_id, command.storage)
+    return ""
 
 
 def incarnation_max(image: MetadataImage, node_id: NodeId) -> int:

@@ -6,8 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from raftmq.controller.balancing import group_steps
+from raftmq.controller.balance import Brokers
+from raftmq.controller.balancing import DRY_RUN_MS, changed_texts, group_steps
+from raftmq.controller.placement import Candidate
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import (
     BalanceCall,
@@ -92,8 +95,51 @@ def test_sizes_that_grow_meanwhile_change_no_plan_and_a_new_partition_does() -> 
     more = NewPartitions(name="t", count=9)
     assert _call(cluster, CreatePartitionsCall(topics=(more,)))[0].code is ErrorCode.NONE
     verdict, planned = balance(cluster)
-    assert verdict.message == "planned (anew: the cluster has changed since the dry run)"
+    assert verdict.message == "planned (anew: since the dry run t-8 was made)"
     assert [m.partition for m in planned if m.partition == 1] == []
+
+
+def test_a_controller_that_took_over_since_the_dry_run_says_so() -> None:
+    cluster = with_sizes(formed(8))
+    cluster.clock.now_ms += DRY_RUN_MS
+    assert balance(cluster, dry_run=True)[0].message == "would move"
+    cluster.elect(2)
+    cluster.run(3_000)
+    verdict, planned = balance(cluster)
+    assert planned
+    assert verdict.message == (
+        "planned (the controller is another one since 3 s: a dry run before that may have told "
+        "another plan)"
+    )
+
+
+def test_what_has_changed_since_a_dry_run_is_named() -> None:
+    def shape(rows: list[tuple[str, int, tuple[int, ...], bool]], *targets: Candidate) -> Any:
+        return [(t, p, tuple(map(NodeId, nodes)), stays) for t, p, nodes, stays in rows], Brokers(
+            targets
+        )
+
+    one, two, three = (Candidate(NodeId(n), "a", room=9) for n in (1, 2, 3))
+    rows = [("t", 0, (1, 2), False), ("t", 1, (1, 2), False), ("t", 2, (1, 2), True)]
+    before = shape([*rows, ("t", 3, (1,), False)], one, two)
+    later = [("t", 0, (1, 3), False), ("t", 1, (1, 2), True), ("t", 2, (1, 2), False)]
+    after = shape([*later, ("u", 0, (1,), False)], evolve(one, room=8), three)
+    assert changed_texts(before, after) == [
+        "t-0 went from 1,2 to 1,3",
+        "t-1 cannot be moved now",
+        "t-2 can be moved again",
+        "u-0 was made",
+        "t-3 was deleted",
+        "node 3 takes replicas",
+        "node 2 takes no replicas any more",
+    ]
+    assert changed_texts(shape(rows, one), shape(rows, evolve(one, room=8))) == [
+        "node 1 has other room"
+    ]
+    assert changed_texts(shape(rows, one), shape(rows, evolve(one, rack="b"))) == [
+        "node 1 has another rack"
+    ]
+    assert changed_texts(before, before) == []
 
 
 def test_each_step_of_a_group_has_its_quorum() -> None:

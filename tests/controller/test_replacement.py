@@ -19,6 +19,7 @@ from raftmq.metadata.commands import (
     ChangeNodes,
     CreateTopics,
     EndReplacement,
+    FeatureUpdate,
     FenceBroker,
     NodeChange,
     NodeState,
@@ -29,7 +30,12 @@ from raftmq.metadata.commands import (
     VotersReport,
 )
 from raftmq.metadata.features import SUPPORTED, named
-from raftmq.metadata.image import MetadataImage, partition_target
+from raftmq.metadata.image import (
+    LEVEL_OF_MOVES,
+    RAFTMQ_LEVEL,
+    MetadataImage,
+    partition_target,
+)
 from raftmq.metadata.results import Rejection
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.metadata.voters import metadata_target
@@ -539,3 +545,42 @@ def test_a_replacement_survives_its_controllers() -> None:
     again = cluster.nodes[4].control.call(ReplaceNodeCall(old_id=3, new_id=4))
     cluster.run(50)
     assert again.result()[0].message == "done already"
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["while it moves", "in the last moment"])
+def test_an_empty_disk_waits_until_its_replacement_has_ended(is_moved: bool) -> None:
+    """It would stay fenced, or keep the replacement open as a node that lives; and the old disk
+    would never be refused."""
+    levels = (FeatureUpdate(RAFTMQ_LEVEL, LEVEL_OF_MOVES),)
+    cluster = MetadataCluster.formed(3, first_levels=levels)
+    cluster.auto_lead = True
+    cluster.start(4)
+    cluster.run(1_000)
+    topic = NewTopic(name="t", partitions=9, replication_factor=3)
+    cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)))
+    cluster.run(300)
+    cluster.kill(3)
+    cluster.run(4_000)
+    cluster.auto_lead = is_moved  # moves are made by leaders
+    cluster.nodes[2].control.call(ReplaceNodeCall(old_id=3, new_id=4))
+    cluster.run(50)
+    cluster.elect(2)  # it counts everybody as heard
+    cluster.run(500)
+    image = cluster.nodes[2].engine.image
+    assert Survey(image).has_any(NodeId(3)) is not is_moved
+    assert not image.replacements[NodeId(3)].is_done
+    empty = cluster.start(3, storage_id=777)
+    cluster.run(1_000)
+    cluster.auto_lead = True
+    assert "is being replaced by node 4" in str(empty.control.lifecycle.refusal)
+    cluster.run(4_000)
+    image = cluster.nodes[2].engine.image
+    assert image.removed[NodeId(3)] == (103,), "the old disk"
+    assert NodeId(3) not in image.replacements, "it began anew"
+    broker = image.brokers[NodeId(3)]
+    assert (broker.storage_id, broker.state, broker.is_fenced) == (777, NodeState.NEW, False)
+    assert empty.control.lifecycle.is_ready
+    assert empty.control.lifecycle.refusal is None
+    assert [v.node_id for v in cluster.configuration.voters] == [1, 2, 4]
+    for partition in image.topics["t"].partitions:
+        assert sorted(partition.voters) == [1, 2, 4]
