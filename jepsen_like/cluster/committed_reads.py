@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 class CommittedReader:
     """One process that reads committed records of all partitions that transactions write to."""
 
-    def __init__(self, world: ClusterWorld, process: int, ids: list[str]) -> None:
+    def __init__(
+        self,
+        world: ClusterWorld,
+        process: int,
+        ids: list[str],
+        topic: str = TOPIC,
+        width: int = PARTITIONS,
+    ) -> None:
         self._world = world
         self._kafka = Kafka(world, process)
         self._process = process
         self._ids = ids
-        self._positions = dict.fromkeys(range(PARTITIONS), 0)
-        self._is_at_end = dict.fromkeys(range(PARTITIONS), False)
+        self._topic = topic
+        self._positions = dict.fromkeys(range(width), 0)
+        self._is_at_end = dict.fromkeys(self._positions, False)
 
     async def run(self) -> None:
         """Read until everything is written, and everything was read."""
@@ -43,6 +51,10 @@ class CommittedReader:
                 await kafka.pause()
         kafka.hang_up()
 
+    def _is_there(self, _partition: int) -> bool:
+        """False where all was deleted, and nobody serves what was."""
+        return True
+
     async def _once(self) -> None:
         random = self._kafka.random
         if random.random() < 0.15:
@@ -54,9 +66,13 @@ class CommittedReader:
 
     async def _poll(self, partition: int) -> None:
         world, kafka = self._world, self._kafka
-        name, position = f"{TOPIC}-{partition}", self._positions[partition]
+        if not self._is_there(partition):
+            self._is_at_end[partition] = True
+            await kafka.pause()
+            return
+        name, position = f"{self._topic}-{partition}", self._positions[partition]
         operation = world.recorder.invoke(self._process, "poll_committed", offsets={name: position})
-        found = await fetch_committed(kafka, operation, TOPIC, partition, position)
+        found = await fetch_committed(kafka, operation, self._topic, partition, position)
         if found.code == ErrorCode.NETWORK_EXCEPTION:
             await kafka.pause()
         elif found.code:
@@ -77,11 +93,11 @@ class CommittedReader:
         row = {"partition_index": partition, "current_leader_epoch": -1, "timestamp": EARLIEST}
         try:
             answer = await kafka.ask(
-                await kafka.leader(TOPIC, partition),
+                await kafka.leader(self._topic, partition),
                 ApiKey.LIST_OFFSETS,
                 replica_id=-1,
                 isolation_level=READ_COMMITTED,
-                topics=[{"name": TOPIC, "partitions": [row]}],
+                topics=[{"name": self._topic, "partitions": [row]}],
             )
         except Lost:
             await kafka.pause()

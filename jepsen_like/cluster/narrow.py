@@ -2,10 +2,10 @@
 
 The operator lists fewer partitions of one topic, more again, and deletes all that a retired one
 holds, so that it is gone. Producers and readers of the topic are the usual ones: they find those
-that are not listed by way of the view, and go on with them under the topic's own name. What it
-draws comes from a stream of its own, so that what else strikes is not shifted by it. Once faults
-end all partitions are listed again and take records, and in half of the runs some are retired once
-more.
+that are not listed by way of the view, and go on with them under the topic's own name. In some runs
+it is written in transactions alone, and readers of committed records read it. What it draws comes
+from a stream of its own, so that what else strikes is not shifted by it. Once faults end all
+partitions are listed again and take records, and in half of the runs some are retired once more.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, RecordDeleter, ask_controller
+from jepsen_like.cluster.committed_reads import CommittedReader
 from jepsen_like.cluster.consumers import EARLIEST, LATEST, Fetcher, Reader, Where, name_of
 from jepsen_like.cluster.kafka import NARROW, VIEW, Kafka, Lost
-from jepsen_like.cluster.producers import Probe
+from jepsen_like.cluster.producers import Probe, Producer
+from jepsen_like.cluster.transactional import TransactionalProducer
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import ShrinkTopicCall
 from raftmq.metadata.commands import PartitionState
 from raftmq.metadata.image import TopicImage
+from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 
 if TYPE_CHECKING:
@@ -66,12 +69,22 @@ class Narrower:
             await self._grow(WIDTH)
             await self._kafka.pause()
         for number in range(WIDTH):
-            await Probe(world, self._kafka.process + 2 + number, NARROW, number).run()
+            await self._probe(self._kafka.process + 2 + number, number)
         if random.random() < 0.5:
             while self._listed() == WIDTH:
                 await self._shrink(is_now=True)
                 await self._kafka.pause()
         self.is_tidy = True
+
+    async def _probe(self, process: int, number: int) -> None:
+        """Write until something is acknowledged there."""
+        if not self._world.options.narrow_in_transactions:
+            await Probe(self._world, process, NARROW, number).run()
+            return
+        probe = NarrowTransactions(
+            self._world, process, f"probe-{number}", protocol_of(self._world, number), number
+        )
+        await probe.run_once()
 
     def why_not_done(self) -> str:
         """What of all this has not come to its end, "" when nothing."""
@@ -167,6 +180,11 @@ class Narrower:
         return 0 if topic is None else len(topic.partitions)
 
 
+def _is_there(world: ClusterWorld, number: int) -> bool:
+    topic = world.newest_image.topics.get(NARROW)
+    return topic is not None and topic.partition(number) is not None
+
+
 async def _bounds(fetcher: Fetcher, where: Where) -> tuple[int, int]:
     """Where a partition begins and ends, asked until somebody says."""
     while True:
@@ -181,8 +199,7 @@ class NarrowReader(Reader):
     """One process that reads the topic, listed or not; what is gone is not waited for."""
 
     def _is_there(self, where: Where) -> bool:
-        topic = self.world.newest_image.topics.get(NARROW)
-        return topic is not None and topic.partition(where[1]) is not None
+        return _is_there(self.world, where[1])
 
     async def earliest(self, where: Where) -> int:
         """Where a partition begins; where this reader stands, when it is gone."""
@@ -229,3 +246,82 @@ class ViewReader(Fetcher):
     def _is_led(self, node_id: int, wanted: list[Where]) -> bool:
         """False: a number that is listed again has nothing in a view, whoever is asked."""
         return False
+
+
+class NarrowTransactions(TransactionalProducer):
+    """One process that writes to the topic in transactions, wherever it was told of last.
+
+    A transaction whose partition is listed no more is aborted, as clients do that find nobody to
+    send it to.
+    """
+
+    def __init__(
+        self,
+        world: ClusterWorld,
+        process: int,
+        transactional_id: str,
+        protocol: int,
+        number: int | None = None,
+    ) -> None:
+        """`number`: the only one that it writes to."""
+        super().__init__(world, process, transactional_id, protocol, NARROW)
+        self._number = number
+
+    async def run_once(self) -> None:
+        """Go on until one transaction is committed."""
+        while not await self.ready() or await self.transact() != "ok":
+            await self._kafka.pause()
+        self._kafka.hang_up()
+
+    def _choose_partition(self) -> int:
+        return self._kafka.random.randrange(self._width) if self._number is None else self._number
+
+    def _is_listed(self, partition: int) -> bool:
+        return partition < self._width
+
+    @property
+    def _width(self) -> int:
+        return self._kafka.partition_counts.get(NARROW, WIDTH)
+
+
+class NarrowCommittedReader(CommittedReader):
+    """One process that reads what was committed there; what is gone is not waited for."""
+
+    def _is_there(self, partition: int) -> bool:
+        return _is_there(self._world, partition)
+
+
+def protocol_of(world: ClusterWorld, number: int) -> int:
+    """The protocol of one of its transactional producers."""
+    protocols = world.options.transaction_protocols
+    return protocols[(world.seed + number) % len(protocols)]
+
+
+def start_narrow(world: ClusterWorld, process: int) -> dict[str, Promise[None]]:
+    """Start who shrinks a topic, writes to it, and reads it and its view; gives when each ends."""
+    world.narrower = Narrower(world, process + WIDTH + 2)
+    world.clients.spawn(world.narrower.run)
+    if world.options.narrow_in_transactions:
+        return _start_transactions(world, process)
+    spawn, ends = world.clients.spawn, dict[str, Promise[None]]()
+    for number in range(WIDTH):
+        producer = Producer(world, process + number, NARROW, number)
+        ends[f"producer {process + number}"] = spawn(producer.run)
+    process += WIDTH
+    reader = NarrowReader(world, process, [(NARROW, number) for number in range(WIDTH)])
+    ends[f"reader {process}"] = spawn(reader.run)
+    ends[f"reader {process + 1}"] = spawn(ViewReader(world, process + 1).run)
+    return ends
+
+
+def _start_transactions(world: ClusterWorld, process: int) -> dict[str, Promise[None]]:
+    spawn, ends = world.clients.spawn, dict[str, Promise[None]]()
+    ids = [f"narrow-{number}" for number in range(2)]
+    for number, transactional_id in enumerate(ids):
+        producer = NarrowTransactions(
+            world, process + number, transactional_id, protocol_of(world, number)
+        )
+        ends[f"transactional {process + number}"] = spawn(producer.run)
+    reader = NarrowCommittedReader(world, process + WIDTH, ids, NARROW, WIDTH)
+    ends[f"committed reader {process + WIDTH}"] = spawn(reader.run)
+    return ends

@@ -94,6 +94,8 @@ class ClusterOptions:
     """So many there are; 0: one for each node."""
     narrow: bool = False
     """A topic shrinks and grows."""
+    narrow_in_transactions: bool = False
+    """It is written to in transactions alone."""
     narrow_every_ms: tuple[float, float] = (100.0, 900.0)
     topics: int = 2
     partitions: int = 3
@@ -292,7 +294,9 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     )
     options = options.with_patience() if is_patient else options
     if Random(f"narrows {seed}").random() < 0.25:
-        options = attrs.evolve(options, narrow=True)
+        is_transactional = options.transactional > 0
+        is_transactional &= Random(f"narrow in transactions {seed}").random() < 0.5
+        options = attrs.evolve(options, narrow=True, narrow_in_transactions=is_transactional)
     return _elastic(seed, options) if Random(f"elastic {seed}").random() < 0.25 else options
 
 

@@ -62,6 +62,14 @@ def _never_opened(self: Partition, seal: Seal) -> bool:
     return _seal_well(self, seal) if seal.is_closed else False
 
 
+def _seal_at_once(self: Partition, seal: Seal) -> bool:
+    """A seal does not wait for open transactions."""
+    if not self.replica.is_writable:
+        return False
+    self.replica.seal(seal)
+    return True
+
+
 NARROW_BUGS: Final[dict[str, Bug]] = {
     "seal-keeps-nothing-out": Bug(
         patching((Seals, "note", _open)), stress.narrows, 2, (), ("NothingBehindASeal",)
@@ -81,6 +89,13 @@ NARROW_BUGS: Final[dict[str, Bug]] = {
     ),
     "listed-again-and-sealed": Bug(
         patching((Partition, "seal", _never_opened)), stress.narrows, 10, (), ("Liveness",)
+    ),
+    "sealed-within-a-transaction": Bug(
+        patching((Partition, "seal", _seal_at_once)),
+        stress.narrows_in_transactions,
+        5,
+        (),
+        ("NothingOpenBehindASeal",),
     ),
     "view-of-everything": Bug(
         patching((View, "is_retired", _shows_all)), stress.narrows, 2, (), ("ViewIsTheRest",)

@@ -29,7 +29,7 @@ from jepsen_like.cluster.faults import LONGEST, draw_faults
 from jepsen_like.cluster.historian import Historian
 from jepsen_like.cluster.kafka import NARROW
 from jepsen_like.cluster.majority import Majority
-from jepsen_like.cluster.narrow import QUIET, WIDTH, Narrower, NarrowReader, ViewReader
+from jepsen_like.cluster.narrow import QUIET, WIDTH, start_narrow
 from jepsen_like.cluster.nemesis import Nemesis
 from jepsen_like.cluster.options import ClusterOptions, draw_cluster_options
 from jepsen_like.cluster.pipelines import PipeMember
@@ -174,7 +174,7 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
         _create(world, 92, [NARROW], WIDTH, (*configs, *QUIET))
     ends = _start_clients(world, topics) | _start_transactions(world)
     if options.narrow:
-        ends |= _start_narrow(world)
+        ends |= start_narrow(world, NARROWING)
     if options.elastic:
         world.elastic = Elastic(world)
         world.clients.spawn(world.elastic.run)
@@ -279,21 +279,6 @@ def _start_transactions(world: ClusterWorld) -> dict[str, Promise[None]]:
         protocol = options.transaction_protocols[number % len(options.transaction_protocols)]
         member = PipeMember(world, PIPES + 2 * number, PIPE_GROUP, protocol)
         ends[f"transactional member {number}"] = spawn(member.run)
-    return ends
-
-
-def _start_narrow(world: ClusterWorld) -> dict[str, Promise[None]]:
-    """Who shrinks a topic, writes to it, and reads it and its view."""
-    spawn, ends = world.clients.spawn, dict[str, Promise[None]]()
-    for number in range(WIDTH):
-        producer = Producer(world, NARROWING + number, NARROW, number)
-        ends[f"producer {NARROWING + number}"] = spawn(producer.run)
-    process = NARROWING + WIDTH
-    reader = NarrowReader(world, process, [(NARROW, number) for number in range(WIDTH)])
-    ends[f"reader {process}"] = spawn(reader.run)
-    ends[f"reader {process + 1}"] = spawn(ViewReader(world, process + 1).run)
-    world.narrower = Narrower(world, process + 2)
-    spawn(world.narrower.run)
     return ends
 
 

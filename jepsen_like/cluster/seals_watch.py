@@ -1,10 +1,13 @@
 """The watch over partitions that are retired, sealed, gone and listed again.
 
-    NothingBehindASeal  no log has a batch behind a seal that nothing has opened again
-    SealedEndIsFinal    while a partition is sealed nothing is committed behind its end
-    GoneIsEmpty         a partition is gone when all its records were to go
-    NumbersGoOn         how far a number has come never falls, and whatever has that number later
-                        begins there: its offsets, and its leader epochs
+    NothingBehindASeal      no log has a batch behind a seal that nothing has opened again
+    NothingOpenBehindASeal  who writes a seal leaves no transaction open
+    SealedEndIsFinal        while a partition is sealed nothing is committed behind its end
+    GoneIsEmpty             a partition is gone when all its records were to go
+    NumbersGoOn             how far a number has come never falls, and whatever has that number
+                            later begins there: its offsets, and its leader epochs
+
+The second one is judged where the log is watched, as the first one.
 
 Observes only.
 """

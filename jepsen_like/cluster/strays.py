@@ -23,7 +23,6 @@ from jepsen_like.cluster.transactional import (
     INPUT,
     INPUT_AT,
     PARTITIONS,
-    TOPIC,
     VOLATILE,
     Running,
     TransactionalProducer,
@@ -87,10 +86,10 @@ class StrayProducer(TransactionalProducer):
         operation = self._world.recorder.invoke(
             self._process,
             "poll_committed",
-            offsets={f"{TOPIC}-{partition}": position},
+            offsets={f"{self._topic}-{partition}": position},
             transaction=running.operation.op,
         )
-        found = await fetch_committed(self._kafka, operation, TOPIC, partition, position)
+        found = await fetch_committed(self._kafka, operation, self._topic, partition, position)
         if found.code == ErrorCode.OFFSET_OUT_OF_RANGE:
             del self._read_to[partition]  # retention came first
         else:
@@ -145,9 +144,9 @@ class StrayProducer(TransactionalProducer):
 
     async def _append_plainly(self) -> None:
         world, random = self._world, self._kafka.random
-        partition, began_ms = random.randrange(PARTITIONS), world.now_ms
+        partition, began_ms = self._choose_partition(), world.now_ms
         values = [world.next_value() for _ in range(random.randint(1, world.options.records_max))]
-        name = f"{TOPIC}-{partition}"
+        name = f"{self._topic}-{partition}"
         operation = self._plain(records={name: [(-1, value) for value in values]})
         sequence, is_lost = self._sequences.get(partition, 0), False
         while world.now_ms - began_ms <= GIVE_UP_MS:
@@ -165,7 +164,7 @@ class StrayProducer(TransactionalProducer):
                 break
             if code != ErrorCode.INVALID_TXN_STATE:  # the marker before is on its way
                 self._judge(code)
-            self._kafka.leaders.pop((TOPIC, partition), None)
+            self._kafka.leaders.pop((self._topic, partition), None)
             await self._kafka.pause()
         self._must_init = True
         (world.recorder.info if is_lost else world.recorder.fail)(operation)
@@ -267,12 +266,12 @@ class StrayProducer(TransactionalProducer):
             transactional_id=self._id,
             producer=list(credentials),
             protocol=self._protocol,
-            records={f"{TOPIC}-{partition}": [(-1, value)]},
+            records={f"{self._topic}-{partition}": [(-1, value)]},
         )
         is_over = is_let_in = may_be_taken = False
         for number in range(TRIES if world.options.strays_insist else 1):
             if number:
-                self._kafka.leaders.pop((TOPIC, partition), None)
+                self._kafka.leaders.pop((self._topic, partition), None)
                 await self._kafka.pause()
             if not may_be_taken:
                 is_over = self._is_over_at(credentials[0], partition)
@@ -284,7 +283,7 @@ class StrayProducer(TransactionalProducer):
         world.had_effect("a stray batch was let in" if is_let_in else "a stray batch was refused")
         world.recorder.fail(operation, code=code)
         if is_let_in and is_over:
-            told = f"{self._id} {credentials}: {value} was taken by {TOPIC}-{partition}"
+            told = f"{self._id} {credentials}: {value} was taken by {self._topic}-{partition}"
             raise InvariantViolation("StraysAreRefused", told)
 
     def _is_over_at(self, producer_id: int, partition: int) -> bool:
@@ -294,7 +293,7 @@ class StrayProducer(TransactionalProducer):
         if not cores:
             return False
         image = max((core.engine.image for core in cores), key=lambda image: image.version)
-        topic, known = image.topics.get(TOPIC), image.transactions.of_producer(producer_id)
+        topic, known = image.topics.get(self._topic), image.transactions.of_producer(producer_id)
         if topic is None or known is None:
             return False
         return (topic.topic_id, partition) not in known.partitions

@@ -489,3 +489,10 @@ def narrows(seed: int) -> ClusterOptions:
         pause=2,
         move=1,
     )
+
+
+def narrows_in_transactions(seed: int) -> ClusterOptions:
+    """The same, and what writes to it does so in transactions."""
+    return attrs.evolve(
+        narrows(seed), narrow_in_transactions=True, offsets_retention_ms=7 * 86_400_000
+    )

@@ -165,11 +165,17 @@ class TransactionalProducer:
     """One process, one transaction at a time."""
 
     def __init__(
-        self, world: ClusterWorld, process: int, transactional_id: str, protocol: int
+        self,
+        world: ClusterWorld,
+        process: int,
+        transactional_id: str,
+        protocol: int,
+        topic: str = TOPIC,
     ) -> None:
         self._world = world
         self._kafka = Kafka(world, process)
         self._process = process
+        self._topic = topic
         self._id = transactional_id
         self._group = group_of(transactional_id)
         self._protocol = protocol
@@ -199,6 +205,14 @@ class TransactionalProducer:
 
     def _is_over(self, _running: Running, _how: str) -> None:
         """A transaction ended."""
+
+    def _choose_partition(self) -> int:
+        """Where a batch is to go."""
+        return self._kafka.random.randrange(PARTITIONS)
+
+    def _is_listed(self, _partition: int) -> bool:
+        """False where no producer writes any more."""
+        return True
 
     # ---- requests ----
 
@@ -323,11 +337,11 @@ class TransactionalProducer:
         for _ in range(1 if is_late else random.choice((1, 2, 3, 5))):
             count = random.randint(1, world.options.records_max)
             values = [world.next_value() for _ in range(count)]
-            batches.append((random.randrange(PARTITIONS), values))
+            batches.append((self._choose_partition(), values))
         records: dict[str, list[tuple[int, Value]]] = {}
         for partition, values in batches:
             rows: list[tuple[int, Value]] = [(-1, value) for value in values]
-            records.setdefault(f"{TOPIC}-{partition}", []).extend(rows)
+            records.setdefault(f"{self._topic}-{partition}", []).extend(rows)
         positions = None
         if not (is_late or group) and random.random() < 0.5:
             positions = self._positions(world.next_value())
@@ -384,7 +398,10 @@ class TransactionalProducer:
 
         def read(answer: Any) -> int:
             rows = answer.results_by_topic_v3_and_below[0].results_by_partition
-            return next((int(r.partition_error_code) for r in rows if r.partition_error_code), 0)
+            codes = [int(row.partition_error_code) for row in rows if row.partition_error_code]
+            if codes and not all(map(self._is_listed, wanted)):
+                raise _AbortError
+            return next((code for code in codes if code != ErrorCode.OPERATION_NOT_ATTEMPTED), 0)
 
         await self._insist(
             ApiKey.ADD_PARTITIONS_TO_TXN,
@@ -393,7 +410,7 @@ class TransactionalProducer:
             v3_and_below_transactional_id=self._id,
             v3_and_below_producer_id=self._producer_id,
             v3_and_below_producer_epoch=self._epoch,
-            v3_and_below_topics=[{"name": TOPIC, "partitions": wanted}],
+            v3_and_below_topics=[{"name": self._topic, "partitions": wanted}],
         )
 
     async def _send(self, running: Running, partition: int, values: list[int]) -> None:
@@ -405,19 +422,20 @@ class TransactionalProducer:
             if code == ErrorCode.NONE:
                 break
             if code in _OUT_OF_SEQUENCE:
-                told = f"{self._id}: {sequence} of {TOPIC}-{partition}: {ErrorCode(code).name}"
+                name = f"{self._topic}-{partition}"
+                told = f"{self._id}: {sequence} of {name}: {ErrorCode(code).name}"
                 raise InvariantViolation("SequenceAccepted", told)
             self._judge(code)
-            if self._world.now_ms - began_ms > GIVE_UP_MS:
+            if self._world.now_ms - began_ms > GIVE_UP_MS or not self._is_listed(partition):
                 self._must_init = True
                 raise _AbortError
-            kafka.leaders.pop((TOPIC, partition), None)
+            kafka.leaders.pop((self._topic, partition), None)
             await kafka.pause()
         self._sequences[partition] = running.sequences[partition] = sequence + len(values)
         rows: list[tuple[int, Value]] = [
             (base + i if base >= 0 else -1, value) for i, value in enumerate(values)
         ]
-        running.placed.setdefault(f"{TOPIC}-{partition}", []).extend(rows)
+        running.placed.setdefault(f"{self._topic}-{partition}", []).extend(rows)
 
     async def _produce(
         self,
@@ -425,11 +443,12 @@ class TransactionalProducer:
         values: list[int],
         sequence: int,
         *,
-        topic: str = TOPIC,
+        topic: str = "",
         credentials: tuple[int, int] | None = None,
         is_plain: bool = False,
     ) -> tuple[int, int]:
-        """One try; gives the code and the base offset."""
+        """One try, in another topic where one is named; gives the code and the base offset."""
+        topic = topic or self._topic
         kafka, version = self._kafka, PRODUCE_VERSIONS[self._protocol]
         producer_id, epoch = credentials or (self._producer_id, self._epoch)
         data = build_batch(
