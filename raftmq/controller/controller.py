@@ -167,6 +167,17 @@ class Liveness:
             known = self._heard[node_id] = Heard(broker_epoch, now_ms)
         return now_ms - known.heard_ms >= self._session_ms
 
+    def is_heard(self, node_id: NodeId, broker_epoch: int, now_ms: float) -> bool:
+        """True for a broker, fenced or not, whose heartbeats come in this term: the last one less
+        than a session ago, and its connection has not ended since."""
+        known = self._heard.get(node_id)
+        return (
+            known is not None
+            and known.broker_epoch == broker_epoch
+            and known.lost_ms is None
+            and now_ms - known.heard_ms < self._session_ms
+        )
+
     def applied_version(self, node_id: NodeId, broker_epoch: int) -> int:
         """The newest version that this broker said it has applied, -1 when it said nothing."""
         known = self._heard.get(node_id)
@@ -714,13 +725,15 @@ class Controller:
         if isinstance(request, ChangeNodesCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters
-            change, rows = plan_change(image, *known, request, self._moves_of, self._node_id)
+            change, rows = plan_change(
+                image, *known, request, self._moves_of, self._is_heard, self._node_id
+            )
             return change, lambda _result: rows
         if isinstance(request, ReplaceNodeCall):
             engine = self._engine
             known = engine.configuration, engine.first_voters
             command, outcomes = plan_replacement(
-                image, *known, request, self._settings.limit_of, self._node_id
+                image, *known, request, self._settings.limit_of, self._is_heard, self._node_id
             )
             return command, lambda _result: outcomes
         if isinstance(request, PlanMovesCall):
@@ -738,6 +751,9 @@ class Controller:
             return shrink, lambda _result: rows
         assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)
+
+    def _is_heard(self, node_id: NodeId, broker_epoch: int) -> bool:
+        return self._liveness.is_heard(node_id, broker_epoch, self._clock.monotonic_ms())
 
     def _moves_of(self, image: MetadataImage, node_ids: Sequence[NodeId]) -> list[str]:
         """Which replicas the state `image` moves off these nodes."""

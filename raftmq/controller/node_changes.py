@@ -9,7 +9,11 @@ So any controller goes on with it, and a command line that ends costs nothing.
 
 Invariants: all nodes of a call change or none does; nothing is begun that could not end: a drain
 wants a place for every replica and a live majority at each step of the metadata group; a node is
-removed only when it holds nothing, has no vote and does not live.
+removed only when it holds nothing, has no vote and does not live: it is fenced, and the controller
+does not hear it either. One that lives and is not heard may be removed: it leads and coordinates
+nothing that others would believe, and ends when it hears of it. To hold nothing means for a group
+as well that its leader has said so: until then it may have made a voter of a node that was its
+target once.
 """
 
 from __future__ import annotations
@@ -44,6 +48,8 @@ from raftmq.raft.membership import Configuration
 from raftmq.types import METADATA_TOPIC, NodeId
 
 MovesOf: TypeAlias = Callable[[MetadataImage, tuple[NodeId, ...]], Iterable[str]]
+IsHeard: TypeAlias = Callable[[NodeId, int], bool]
+"""True for a broker of that epoch, fenced or not, whose heartbeats come."""
 
 NAMES_MAX: Final = 10
 """So many partitions are named in one line."""
@@ -106,6 +112,7 @@ def plan_change(
     first_voters: Sequence[NodeId],
     call: ChangeNodesCall,
     moves_of: MovesOf,
+    is_heard: IsHeard,
     leader: NodeId | None = None,
 ) -> tuple[ChangeNodes | UnregisterBroker | None, Outcomes]:
     """Judge a call: the command that does it, None when there is nothing to do, and the answer: one
@@ -115,7 +122,7 @@ def plan_change(
     these nodes in the state that it is given; it raises KafkaError where one has no place to go to.
     """
     try:
-        plan = _Plan(image, configuration, first_voters, call, moves_of, leader)
+        plan = _Plan(image, configuration, first_voters, call, moves_of, is_heard, leader)
         command, steps = plan.make()
     except KafkaError as error:
         return None, (Outcome(name="verdict", code=error.code, message=error.message),)
@@ -139,6 +146,7 @@ class _Plan:
         first_voters: Sequence[NodeId],
         call: ChangeNodesCall,
         moves_of: MovesOf,
+        is_heard: IsHeard,
         leader: NodeId | None,
     ) -> None:
         if configuration is None:
@@ -157,6 +165,7 @@ class _Plan:
         self.node_ids = tuple(dict.fromkeys(NodeId(n) for n in call.node_ids))
         self.voters = call.voters
         self.moves_of = moves_of
+        self.is_heard = is_heard
         self.leader = leader
 
     def make(self) -> tuple[ChangeNodes | UnregisterBroker | None, list[str]]:
@@ -268,7 +277,7 @@ class _Plan:
             if node_id in self.image.removed:
                 return None, []
             raise _unknown(self.image, self.configuration, node_id)
-        reasons = obstacles(self.image, self.configuration, node_id)
+        reasons = obstacles(self.image, self.configuration, node_id, self.is_heard)
         if reasons:
             raise KafkaError(
                 f"node {node_id} cannot be removed: {'; '.join(reasons)}",
@@ -280,7 +289,9 @@ class _Plan:
         ]
 
 
-def obstacles(image: MetadataImage, configuration: Configuration, node_id: NodeId) -> list[str]:
+def obstacles(
+    image: MetadataImage, configuration: Configuration, node_id: NodeId, is_heard: IsHeard
+) -> list[str]:
     """Why a node cannot be removed yet, each with what to do about it."""
     reasons = []
     leaving = image.leaving()
@@ -300,7 +311,18 @@ def obstacles(image: MetadataImage, configuration: Configuration, node_id: NodeI
         reasons.append("it votes on metadata")
     if held or votes:
         reasons.append(f"`raftmq node drain {node_id}` moves all of that to other nodes")
-    if image.live_epoch(node_id) is not None:
+    doubtful = [
+        f"{topic.name}-{partition.index}"
+        for topic, partition in all_partitions(image)
+        if node_id in partition.dismissed
+    ]
+    if doubtful:
+        reasons.append(
+            f"it was to hold {_counted(doubtful)}, and no leader has said yet that it is out of "
+            "the group: wait until there is a leader"
+        )
+    broker = image.brokers.get(node_id)
+    if broker is not None and (not broker.is_fenced or is_heard(node_id, broker.epoch)):
         reasons.append("it lives: stop it, or wait until the others have noticed that it stopped")
     return reasons
 

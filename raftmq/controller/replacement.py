@@ -59,6 +59,8 @@ def next_end(
         broker = image.brokers.get(old_id)
         if broker is not None and not is_silent(old_id, broker.epoch):
             continue
+        if any(old_id in partition.dismissed for _, partition in all_partitions(image)):
+            continue  # a leader that does not know yet may have let it vote
         if image.level >= LEVEL_OF_MOVES and broker is not None:
             # This leaves the tombstone. Until the row is done as well, the node stays one that
             # leaves: whichever controller comes next ends it.
@@ -140,11 +142,13 @@ def plan_replacement(
     first_voters: Sequence[NodeId],
     call: ReplaceNodeCall,
     limit_of: Callable[[NodeId], int],
+    is_heard: Callable[[NodeId, int], bool],
     leader: NodeId | None = None,
 ) -> tuple[ReplaceNode | None, Outcomes]:
     """Judge a call: the command that begins the replacement, None when there is nothing to begin,
-    and the answer: one row with the verdict, then one for each step. `leader` is that of the
-    metadata group."""
+    and the answer: one row with the verdict, then one for each step. `is_heard` tells whether the
+    heartbeats of a broker of some epoch come, fenced or not; `leader` is that of the metadata
+    group."""
     try:
         if configuration is None:
             raise KafkaError(
@@ -154,7 +158,7 @@ def plan_replacement(
         if known is not None and known.new_id == call.new_id:
             message = "done already" if known.is_done else "goes on"
             return None, (Outcome(name="verdict", message=message),)
-        _check_nodes(image, configuration, call)
+        _check_nodes(image, configuration, call, is_heard)
         after = with_replacement(image, NodeId(call.old_id), NodeId(call.new_id))
         steps = [*voter_steps(after, configuration, first_voters, leader)]
         steps += _partition_steps(after, NodeId(call.old_id), Bounds(limit_of=limit_of))
@@ -169,7 +173,12 @@ def plan_replacement(
     return ReplaceNode(old_id=NodeId(call.old_id), new_id=NodeId(call.new_id)), rows
 
 
-def _check_nodes(image: MetadataImage, configuration: Configuration, call: ReplaceNodeCall) -> None:
+def _check_nodes(
+    image: MetadataImage,
+    configuration: Configuration,
+    call: ReplaceNodeCall,
+    is_heard: Callable[[NodeId, int], bool],
+) -> None:
     old_id, new_id = NodeId(call.old_id), NodeId(call.new_id)
     if old_id == new_id:
         raise KafkaError(
@@ -192,7 +201,9 @@ def _check_nodes(image: MetadataImage, configuration: Configuration, call: Repla
         )
     if new_id in image.leaving():
         raise KafkaError(f"node {new_id} is being replaced itself", code=ErrorCode.INVALID_REQUEST)
-    if image.live_epoch(old_id) is not None and not call.even_if_alive:
+    old = image.brokers.get(old_id)
+    is_alive = old is not None and (not old.is_fenced or is_heard(old_id, old.epoch))
+    if is_alive and not call.even_if_alive:
         raise KafkaError(
             f"node {old_id} is alive: stop it, or say --even-if-alive to empty it first",
             code=ErrorCode.POLICY_VIOLATION,

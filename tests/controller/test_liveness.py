@@ -85,3 +85,15 @@ def test_who_is_fenced_is_silent_once_it_was_not_heard_for_a_session() -> None:
     assert not made.is_silent(fenced, 30, 4_599)
     assert made.is_silent(fenced, 30, 4_600)
     assert not made.is_silent(fenced, 40, 4_600), "another process has registered"
+
+
+def test_a_broker_is_heard_by_its_heartbeats_alone() -> None:
+    made = liveness()
+    assert not made.is_heard(NodeId(3), 30, 0)
+    made.heard(NodeId(3), 30, 5, 1_000)  # it is fenced
+    assert made.is_heard(NodeId(3), 30, 2_999)
+    assert not made.is_heard(NodeId(3), 31, 2_999), "another registration"
+    assert not made.is_heard(NodeId(3), 30, 3_000), "a session ago"
+    made.heard(NodeId(3), 30, 5, 3_000)
+    made.lost(NodeId(3), 3_100)
+    assert not made.is_heard(NodeId(3), 30, 3_100), "its connection has ended"

@@ -34,9 +34,15 @@ from raftmq.metadata.commands import (
     CreateTopics,
     FeatureUpdate,
     FenceBroker,
+    MembersReport,
     NodeChange,
     NodeState,
+    Origin,
+    PlanMoves,
+    PlannedMove,
+    ReassignPartition,
     ReplaceNode,
+    ReportVoters,
     UnregisterBroker,
 )
 from raftmq.metadata.features import SUPPORTED, named
@@ -83,6 +89,10 @@ def _moves(image: MetadataImage, node_ids: tuple[NodeId, ...]) -> Iterable[str]:
     return [f"replicas of {', '.join(map(str, node_ids))} move"]
 
 
+def _silence(_node_id: NodeId, _broker_epoch: int) -> bool:
+    return False
+
+
 def _plan(
     machine: Machine,
     change: str,
@@ -92,7 +102,7 @@ def _plan(
 ) -> tuple[ChangeNodes | UnregisterBroker | None, list[Outcome]]:
     call = ChangeNodesCall(node_ids=ids, change=change, **more)
     group = group_of("123", "45") if configuration is None else configuration
-    command, outcomes = plan_change(machine.image, group, FIRST, call, _moves)
+    command, outcomes = plan_change(machine.image, group, FIRST, call, _moves, _silence)
     return command, list(outcomes)
 
 
@@ -255,7 +265,9 @@ def test_a_drain_without_a_place_for_a_replica_is_refused(machine: Machine) -> N
         raise KafkaError("a-0 has nowhere to go", code=ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 
     call = ChangeNodesCall(node_ids=(3,), change="drain")
-    command, [verdict] = plan_change(machine.image, group_of("123", "45"), FIRST, call, nowhere)
+    command, [verdict] = plan_change(
+        machine.image, group_of("123", "45"), FIRST, call, nowhere, _silence
+    )
     assert command is None
     assert verdict.message == "a-0 has nowhere to go"
 
@@ -290,7 +302,7 @@ def test_below_its_level_nothing_changes_and_the_way_there_is_named() -> None:
 
 def test_the_reference_engine_changes_no_nodes(machine: Machine) -> None:
     call = ChangeNodesCall(node_ids=(4,), change="drain")
-    command, [verdict] = plan_change(machine.image, None, (), call, _moves)
+    command, [verdict] = plan_change(machine.image, None, (), call, _moves, _silence)
     assert command is None
     assert verdict.code is ErrorCode.UNSUPPORTED_VERSION
 
@@ -316,6 +328,27 @@ def test_a_node_is_removed_only_when_nothing_holds_it(machine: Machine) -> None:
     machine.apply(command)
     assert _words(_plan(machine, "remove", 4)[1]) == ["done already"]
     assert "node 4 was removed" in (_plan(machine, "drain", 4)[1][0].message or "")
+
+
+def test_a_node_is_not_removed_before_its_groups_leaders_know(machine: Machine) -> None:
+    """Node 4 was to get a replica, and caught up before the target changed: the leader, which does
+    not know that yet, may have made it a voter."""
+    three, four = (tuple(map(node, numbers)) for numbers in ((1, 2, 3), (1, 2, 4)))
+    epoch = machine.image.topics["a"].partitions[0].creation_epoch
+    named = {"topic_id": topic_id(1), "partition": 0, "creation_epoch": epoch}
+    move = ReassignPartition(**named, replicas=four, expected=three, origin=Origin.DRAIN)
+    machine.apply(move)
+    machine.apply(PlanMoves(moves=(PlannedMove(**named),), origin=Origin.OPERATOR))
+    partition = machine.image.topics["a"].partitions[0]
+    assert node(4) in partition.dismissed
+    assert node(4) not in (*partition.replicas, *partition.voters, *partition.moving_from)
+    _fence(machine, 4)
+    command, [verdict] = _plan(machine, "remove", 4)
+    assert command is None
+    assert "it was to hold 1 partition (a-0), and no leader has said yet" in (verdict.message or "")
+    report = MembersReport(topic_id(1), 0, epoch, 1, three, three, int(machine.image.version))
+    machine.apply(ReportVoters(reports=(), members=(report,)))
+    assert _plan(machine, "remove", 4)[0] == UnregisterBroker(node_id=node(4))
 
 
 # ---- maintenance and progress ----
@@ -511,7 +544,19 @@ def test_a_fenced_node_that_is_heard_is_not_removed() -> None:
     cluster.run(50)
     beat = BrokerHeartbeat(node(3), registered.result().broker_epoch, applied_version=0)
     assert controller.heartbeat(beat).is_fenced
-    verdict, *_ = _ask(cluster, ReplaceNodeCall(old_id=3, new_id=4))
+    for call in (
+        ReplaceNodeCall(old_id=3, new_id=4),
+        ChangeNodesCall(node_ids=(3,), change="remove"),
+    ):
+        refused, *_ = _ask(cluster, call)
+        assert refused.code is ErrorCode.POLICY_VIOLATION
+        assert "alive" in (refused.message or "") or "it lives" in (refused.message or "")
+        assert controller.heartbeat(beat).code is ErrorCode.NONE
+    controller.peer_lost(node(3))
+    refused, *_ = _ask(cluster, ChangeNodesCall(node_ids=(3,), change="remove"))
+    assert "it lives" not in (refused.message or ""), "its connection has ended"
+    controller.heartbeat(beat)
+    verdict, *_ = _ask(cluster, ReplaceNodeCall(old_id=3, new_id=4, even_if_alive=True))
     assert verdict.message == "begun"
     for _ in range(10):
         cluster.run(500)

@@ -21,6 +21,7 @@ from raftmq.metadata.commands import (
     EndReplacement,
     FeatureUpdate,
     FenceBroker,
+    MembersReport,
     NodeChange,
     NodeState,
     ReassignPartition,
@@ -390,7 +391,9 @@ def _plan(
 ) -> tuple[ReplaceNode | None, list[Outcome]]:
     call = ReplaceNodeCall(old_id=old, new_id=new, **more)
     group = group_of("123", "45") if configuration is None else configuration
-    command, outcomes = plan_replacement(machine.image, group, FIRST, call, limit_of or _any)
+    command, outcomes = plan_replacement(
+        machine.image, group, FIRST, call, limit_of or _any, lambda *_: False
+    )
     return command, list(outcomes)
 
 
@@ -462,7 +465,7 @@ def test_partitions_without_a_majority_are_named(machine: Machine) -> None:
 
 def test_the_reference_engine_replaces_nobody(machine: Machine) -> None:
     call = ReplaceNodeCall(old_id=1, new_id=4)
-    command, [verdict] = plan_replacement(machine.image, None, (), call, _any)
+    command, [verdict] = plan_replacement(machine.image, None, (), call, _any, lambda *_: False)
     assert command is None
     assert verdict.code is ErrorCode.UNSUPPORTED_VERSION
 
@@ -510,6 +513,33 @@ def test_a_replaced_node_leaves_a_tombstone() -> None:
     assert refused.code is ErrorCode.INCONSISTENT_CLUSTER_ID
     assert not isinstance(machine.apply(empty), Rejection)
     assert node(1) not in machine.image.replacements, "it begins anew"
+
+
+def test_a_replacement_does_not_end_before_the_groups_leaders_know() -> None:
+    """Node 1 was to get a replica. The leader, which does not know of the replacement yet, may have
+    let it vote: its disk is not refused before that is certain."""
+    machine = Machine()
+    machine.register_all(1, 2, 3, 4)
+    machine.image = raised(machine.image)
+    machine.apply(CreateTopics(topics=(creation("a", 1, (2, 3)),)))
+    epoch = machine.image.topics["a"].partitions[0].creation_epoch
+    for replicas in ((2, 1), (2, 4)):
+        machine.apply(
+            ReassignPartition(
+                topic_id=topic_id(1),
+                partition=0,
+                replicas=tuple(map(node, replicas)),
+                creation_epoch=epoch,
+            )
+        )
+    machine.apply(ReplaceNode(old_id=node(1), new_id=node(4)))
+    _fence(machine, 1)
+    assert not Survey(machine.image).has_any(node(1))
+    assert next_end(machine.image, group_of("4")) is None
+    now = node(2), node(4)
+    report = MembersReport(topic_id(1), 0, epoch, 1, now, now, int(machine.image.version))
+    machine.apply(ReportVoters(reports=(), members=(report,)))
+    assert next_end(machine.image, group_of("4")) == UnregisterBroker(node_id=node(1))
 
 
 # ---- through controllers ----
