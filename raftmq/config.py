@@ -12,6 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,11 @@ from raftmq.errors import RaftmqError
 
 ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
 METADATA_ENGINES: Final = ("raft", "pysyncobj")
+PEER_TLS_OFF: Final = "off"
+PEER_TLS_ACCEPT: Final = "accept"
+PEER_TLS_REQUIRED: Final = "required"
+PEER_TLS: Final = (PEER_TLS_OFF, PEER_TLS_ACCEPT, PEER_TLS_REQUIRED)
+"""Whether nodes speak TLS with each other."""
 AUTHORIZERS: Final = ("off", "acl")
 BY_RULES: Final = "acl"
 """The authorizer that goes by the rules in the metadata."""
@@ -62,6 +68,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True when only this machine reaches it."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -197,6 +211,28 @@ class NodeConfig:
     )
     advertised_admin: Address | None = _key(
         "Admin address that other nodes are told; default: admin_listener.", default=None
+    )
+    peer_tls: str = _key(
+        "TLS between nodes, by certificates of both sides. required: nothing else. accept: a peer "
+        "may also speak plain, while it is turned on or off node by node. off: none.",
+        default=PEER_TLS_OFF,
+    )
+    peer_certificate_file: Path | None = _key(
+        "PEM, this node's certificate for other nodes, and those between it and the CA: for server "
+        "and client, with the DNS name raftmq-node-ID among its subject alternative names.",
+        default=None,
+    )
+    peer_key_file: Path | None = _key("PEM, its private key.", default=None)
+    peer_key_password_file: Path | None = _key(
+        "What that key is encrypted with; unset: it is not.", default=None
+    )
+    peer_ca_file: Path | None = _key(
+        "PEM, the CA of nodes, and of nothing else: whoever has a certificate of it is a node. "
+        "While it is replaced, the old and the new one.",
+        default=None,
+    )
+    insecure: bool = _key(
+        "Nodes are meant to speak plain outside the loopback: do not warn of it.", default=False
     )
     peers: tuple[PeerAddress, ...] = _key(
         "The first voters of the metadata group: [{id, host, port}], port being their peer "
@@ -426,6 +462,11 @@ class NodeConfig:
         return self.advertised_peer or self.peer_listener
 
     @property
+    def has_open_peer_port(self) -> bool:
+        """True when others than processes of this machine may pass for a node, or listen."""
+        return self.peer_tls != PEER_TLS_REQUIRED and not self.peer_listener.is_loopback
+
+    @property
     def admin_address(self) -> Address:
         """Where the admin port is reached."""
         return self.advertised_admin or self.admin_listener
@@ -528,6 +569,7 @@ _TEXTS: Final = frozenset(
         "rack",
         "connections_per_ip_overrides",
         "metadata_engine",
+        "peer_tls",
         "log_format",
         "log_level",
         "sasl_mechanisms",
@@ -547,11 +589,11 @@ def _read(name: str, value: Any, origin: str) -> Any:
             return _read_principals(value)
         if name == "defaults":
             return _read_defaults(value)
-        if name in ("data", "first_user_file"):
+        if name == "data" or name.endswith("_file"):
             return _read_data(value)
         if name in _TEXTS:
             return str(value)
-        if name in ("takes_data_at_once", "sasl_plain_without_tls"):
+        if name in ("takes_data_at_once", "sasl_plain_without_tls", "insecure"):
             return _yes_or_no(value)
         return _whole(value)
     except (ValueError, TypeError) as error:
@@ -753,6 +795,7 @@ def _check(config: NodeConfig) -> None:
         raise ConfigError(f"key 'peers': an id appears twice in {ids}")
     if config.metadata_engine not in METADATA_ENGINES:
         raise ConfigError(f"key 'metadata_engine': one of {', '.join(METADATA_ENGINES)}")
+    _check_peer_tls(config)
     if config.authorizer not in AUTHORIZERS:
         raise ConfigError(f"key 'authorizer': one of {', '.join(AUTHORIZERS)}")
     if config.log_format not in LOG_FORMATS:
@@ -771,6 +814,18 @@ def _check(config: NodeConfig) -> None:
     connections_per_ip(config.connections_per_ip_overrides)
     _check_listeners(config)
     _check_told(config)
+
+
+def _check_peer_tls(config: NodeConfig) -> None:
+    if config.peer_tls not in PEER_TLS:
+        raise ConfigError(f"key 'peer_tls': one of {', '.join(PEER_TLS)}")
+    if config.peer_tls == PEER_TLS_OFF:
+        return  # the files may be named already
+    for name in ("peer_certificate_file", "peer_key_file", "peer_ca_file"):
+        if getattr(config, name) is None:
+            raise ConfigError(f"key {name!r}: peer_tls {config.peer_tls!r} needs it")
+    if config.metadata_engine != "raft":
+        raise ConfigError(f"key 'peer_tls': {config.metadata_engine} speaks plain alone")
 
 
 def connections_per_ip(text: str) -> dict[str, int]:

@@ -69,6 +69,14 @@ class TlsLayer:
         return self._tls.getpeercert(binary_form=True)
 
     @property
+    def peer_dns_names(self) -> tuple[str, ...]:
+        """The DNS names in the other side's certificate, of its subject alternative names; none
+        where it was not verified."""
+        certificate: dict[str, Any] = self._tls.getpeercert() or {}
+        found = certificate.get("subjectAltName", ())
+        return tuple(str(name) for kind, name in found if kind == "DNS")
+
+    @property
     def version(self) -> str:
         """The protocol that was agreed on, such as TLSv1.3; "" before."""
         return self._tls.version() or ""

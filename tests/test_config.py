@@ -100,6 +100,9 @@ def test_lists_and_tables_come_as_json_in_variables() -> None:
             "node_id = 1\ndata='d'\n[defaults]\nlog.retention.ms=1",
             """in quotes: "log.retention.ms" =""",
         ),
+        ("node_id = 1\ndata='d'\npeer_tls='on'", "'peer_tls': one of off, accept, required"),
+        ("node_id = 1\ndata='d'\npeer_tls='accept'", "'peer_certificate_file': peer_tls 'accept'"),
+        ("node_id = 1\ndata='d'\npeer_key_file=''", "'peer_key_file': must not be empty"),
         ("node_id = 1\ndata='d'\nclient_listener='0.0.0.0:9092'", "say in advertised_client"),
         ("node_id = 1\ndata='d'\npeer_listener='[::]:9192'", "say in advertised_peer"),
         ("node_id = 1\ndata='d'\nadvertised_admin='0.0.0.0:1'", "'advertised_admin': 0.0.0.0"),
@@ -255,3 +258,22 @@ def test_operations_page_lists_every_key() -> None:
     if os.environ.get("RAFTMQ_REWRITE"):
         page.write_text(wanted)
     assert page.read_text() == wanted, "run with RAFTMQ_REWRITE=1"
+
+
+@pytest.mark.parametrize(
+    ("host", "mode", "is_open"),
+    [
+        ("127.0.0.2", "off", False),
+        ("localhost", "off", False),
+        ("[::1]", "off", False),
+        ("10.0.0.1", "off", True),
+        ("n1.example.org", "off", True),
+        ("10.0.0.1", "accept", True),
+        ("10.0.0.1", "required", False),
+    ],
+)
+def test_a_peer_port_that_strangers_may_reach(host: str, mode: str, is_open: bool) -> None:
+    names = ("peer_certificate_file", "peer_key_file", "peer_ca_file")
+    files = "".join(f"{name} = 'f'\n" for name in names)
+    text = f"node_id = 1\ndata = 'd'\npeer_listener = '{host}:1'\npeer_tls = '{mode}'\n{files}"
+    assert load_config(text).has_open_peer_port is is_open

@@ -221,6 +221,11 @@ def remarks(status: dict[str, Any]) -> list[str]:
     if status["metadata"].get("failure"):
         found.append(f"{METADATA_TOPIC}: {status['metadata']['failure']}")
     found += status.get("turned_away", {}).values()
+    links = status.get("peer_tls", {})  # absent in answers of older versions
+    if links.get("is_open"):
+        found.append("speaks plain with other nodes")
+    if links.get("plain_peers") and links["mode"] != "off":
+        found.append(f"peers without TLS: {', '.join(map(str, links['plain_peers']))}")
     if status["quarantined"]:
         found.append(f"{len(status['quarantined'])} folders in quarantine")
     if status["not_running"]:

@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from raftmq.config import ConfigError, NodeConfig
+from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.log.hard_state import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.engine import DrivenEngine
@@ -28,13 +28,14 @@ from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user
 from raftmq.node.status import describe, health
-from raftmq.runtime.certificates import ServerTls
+from raftmq.runtime.certificates import ServerTls, files_of
 from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
+from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
@@ -79,7 +80,12 @@ class Node(NodeCore):
         self._client_socks = tuple(client_socks)
         self._peer_sock = peer_sock
         self._admin_sock = admin_sock
-        self.tls = {one.name: ServerTls(one) for one in config.client_listeners if one.has_tls}
+        self.tls = {
+            one.name: ServerTls(one.name, files_of(one))
+            for one in config.client_listeners
+            if one.has_tls
+        }
+        self.peer_tls = None if config.peer_tls == PEER_TLS_OFF else PeerTls(config)
         path = config.first_user_file
         self._first_user = None if path is None else read_first_user(path)
         self._must_reload = trio.Event()
@@ -109,6 +115,8 @@ class Node(NodeCore):
         )
         if journal.mended:
             logger.warning("the journal of hard states was mended", records=journal.mended)
+        if config.has_open_peer_port and not config.insecure:
+            logger.warning("links between nodes are not protected", peer_tls=config.peer_tls)
         try:
             folder.take()
             self._compose_here(disk, folder, journal)
@@ -203,6 +211,7 @@ class Node(NodeCore):
                 memory_bytes_max=self.config.peer_memory_bytes_max,
                 on_broken_invariant=peer_events.fail,
                 log=RateLimitedLog(structlog.get_logger("raftmq.peers"), lines_max=PEER_LINES_MAX),
+                tls=self.peer_tls,
             )
             return self.links
 
@@ -285,12 +294,13 @@ class Node(NodeCore):
 
     async def _watch_certificates(self) -> None:
         """Load them when they change, or when asked to; connections that are open stay."""
-        while self.tls:
+        watched = [*self.tls.values(), *([self.peer_tls] if self.peer_tls else [])]
+        while watched:
             with trio.move_on_after(CERTIFICATES_S):
                 await self._must_reload.wait()
             is_asked = self._must_reload.is_set()
             self._must_reload = trio.Event()
-            for tls in self.tls.values():
+            for tls in watched:
                 try:
                     loaded = await trio.to_thread.run_sync(partial(tls.look, must_load=is_asked))
                 except ConfigError as error:
@@ -298,7 +308,7 @@ class Node(NodeCore):
                     continue
                 if loaded is not None:
                     tls.take(loaded)
-                    logger.info("certificates loaded", listener=tls.listener.name)
+                    logger.info("certificates loaded", listener=tls.name)
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread, so that heartbeats go on: the import is

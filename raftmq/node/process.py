@@ -20,7 +20,7 @@ import attrs
 import trio
 from attrs import frozen
 
-from raftmq.config import ConfigError, NodeConfig
+from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
 from raftmq.metadata.configs import check_static_configs
@@ -192,7 +192,10 @@ def grow_descriptor_table(limit: int) -> None:
 
 async def _run(config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None]) -> int:
     wanted = [signal.SIGTERM, signal.SIGINT]
-    if any(listener.has_tls for listener in config.client_listeners):
+    has_certificates = config.peer_tls != PEER_TLS_OFF or any(
+        listener.has_tls for listener in config.client_listeners
+    )
+    if has_certificates:
         wanted.append(signal.SIGHUP)  # else there is nothing to load anew, and it ends the process
     with trio.open_signal_receiver(*wanted) as signals:
         async with trio.open_nursery() as nursery:

@@ -7,8 +7,9 @@ Decides nothing for the node: `raftmq start` starts with any configuration that 
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from time import time
@@ -16,9 +17,18 @@ from typing import Final
 
 from attrs import frozen
 
-from raftmq.config import BY_RULES, Address, ClientListener, ConfigError, NodeConfig
-from raftmq.runtime.certificates import load
+from raftmq.config import (
+    BY_RULES,
+    PEER_TLS_OFF,
+    PEER_TLS_REQUIRED,
+    Address,
+    ClientListener,
+    ConfigError,
+    NodeConfig,
+)
+from raftmq.runtime.certificates import Certificates, files_of, load
 from raftmq.runtime.faults import VARIABLE
+from raftmq.runtime.peer_tls import load_peer_files, peer_files
 from raftmq.server.kafka.caller import ANONYMOUS
 
 SOON_S: Final = 30 * 86_400.0
@@ -47,11 +57,11 @@ def review(config: NodeConfig, environment: Mapping[str, str]) -> list[Finding]:
     """All checks of a configuration, in the order of the list."""
     found = [_judge_listener(config, listener) for listener in config.client_listeners]
     found += _judge_rights(config)
-    for key in ("peer_listener", "admin_listener"):
-        found.append(_judge_private(key, getattr(config, key)))
+    found += _judge_peers(config)
+    found.append(_judge_private("admin_listener", config.admin_listener))
     for listener in config.listeners:
         if listener.has_tls:
-            found.append(_judge_certificate(listener))
+            found.append(_judge_certificate(listener.name, partial(load, files_of(listener))))
     found += _judge_files(config)
     if environment.get(VARIABLE):
         found.append(Finding(VARIABLE, Verdict.OPEN, "whoever reaches it switches faults on"))
@@ -60,7 +70,7 @@ def review(config: NodeConfig, environment: Mapping[str, str]) -> list[Finding]:
 
 def _judge_listener(config: NodeConfig, listener: ClientListener) -> Finding:
     name = f"listener {listener.name}"
-    if _is_loopback(listener.address):
+    if listener.address.is_loopback:
         return Finding(name, Verdict.OK, f"{listener.address} is the loopback")
     if not listener.has_tls:
         return Finding(name, Verdict.OPEN, f"{listener.protocol} is not encrypted: SASL_SSL, SSL")
@@ -86,7 +96,7 @@ def _judge_rights(config: NodeConfig) -> Iterator[Finding]:
     strange = [
         listener.name
         for listener in config.client_listeners
-        if not (_is_loopback(listener.address) or _knows_clients(listener))
+        if not (listener.address.is_loopback or _knows_clients(listener))
     ]
     if strange:
         why = f"{ANONYMOUS} is everybody at {', '.join(strange)}"
@@ -96,9 +106,24 @@ def _judge_rights(config: NodeConfig) -> Iterator[Finding]:
         yield Finding("super_users", Verdict.LOOK, why)
 
 
+def _judge_peers(config: NodeConfig) -> Iterator[Finding]:
+    name = "peer_listener"
+    if config.peer_tls == PEER_TLS_REQUIRED:
+        yield Finding(name, Verdict.OK, "TLS, and nodes show certificates; a CA of their own?")
+    elif config.peer_tls == PEER_TLS_OFF:
+        yield _judge_private(name, config.peer_listener)
+    elif config.peer_listener.is_loopback:
+        yield Finding(name, Verdict.OK, f"{config.peer_listener} is the loopback")
+    else:
+        yield Finding(name, Verdict.OPEN, 'nodes may speak plain: peer_tls="required" at last')
+    if config.peer_tls != PEER_TLS_OFF:
+        load_files = partial(load_peer_files, peer_files(config), config.node_id)
+        yield _judge_certificate(name, load_files)
+
+
 def _judge_private(key: str, address: Address) -> Finding:
     """Nothing protects these ports but the network that they are in."""
-    if _is_loopback(address):
+    if address.is_loopback:
         return Finding(key, Verdict.OK, f"{address} is the loopback")
     host = _number_of(address)
     if host is not None and host.is_unspecified:
@@ -109,11 +134,6 @@ def _judge_private(key: str, address: Address) -> Finding:
     return Finding(key, Verdict.LOOK, f"{address}: only nodes and operators may reach it")
 
 
-def _is_loopback(address: Address) -> bool:
-    host = _number_of(address)
-    return address.host == "localhost" if host is None else host.is_loopback
-
-
 def _number_of(address: Address) -> IPv4Address | IPv6Address | None:
     """None for a host that is named."""
     try:
@@ -122,10 +142,10 @@ def _number_of(address: Address) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _judge_certificate(listener: ClientListener) -> Finding:
-    name = f"certificate of {listener.name}"
+def _judge_certificate(port: str, load_files: Callable[[], Certificates]) -> Finding:
+    name = f"certificate of {port}"
     try:
-        left_s = load(listener).expires_s - time()
+        left_s = load_files().expires_s - time()
     except ConfigError as error:
         return Finding(name, Verdict.OPEN, str(error))
     days = int(left_s // 86_400)
@@ -143,6 +163,10 @@ def _judge_files(config: NodeConfig) -> Iterator[Finding]:
         for key in ("key_file", "key_password_file"):
             if (path := getattr(listener, key)) is not None:
                 secret.setdefault(path, f"{key} of {listener.name}")
+    if config.peer_tls != PEER_TLS_OFF:
+        for key in ("peer_key_file", "peer_key_password_file"):
+            if (path := getattr(config, key)) is not None:
+                secret.setdefault(path, key)
     if config.first_user_file is not None:
         secret.setdefault(config.first_user_file, "first_user_file")
     for path, name in secret.items():

@@ -107,6 +107,7 @@ async def describe(node: Node) -> dict[str, Any]:
             }
             for node_id, queued in plane.links.queued_bytes().items()
         },
+        "peer_tls": _peer_tls(node),
         "faults": None if node.faults is None else node.faults.show(),
         "catch_up": _catch_up(node),
         "quarantined": list(node.partitions.quarantined),
@@ -134,6 +135,16 @@ def _features(node: Node) -> dict[str, Any]:
     return {
         "level": node.control.engine.image.level,
         "supported_level": node.supported[RAFTMQ_LEVEL][1],
+    }
+
+
+def _peer_tls(node: Node) -> dict[str, Any]:
+    config = node.config
+    return {
+        "mode": config.peer_tls,
+        "is_open": config.has_open_peer_port and not config.insecure,
+        "plain_peers": node.links.plain_peers(),
+        "expires_s": None if node.peer_tls is None else node.peer_tls.expires_s,
     }
 
 

@@ -1,4 +1,4 @@
-"""What a TLS listener shows and whom it trusts: PEM files become a context, again when they change.
+"""What a port with TLS shows and whom it trusts: PEM files become a context, anew when they change.
 
 A context is replaced as a whole, so new connections are made by the new one and those that are open
 go on as they are. What cannot be loaded replaces nothing: a pair of files is often replaced one
@@ -34,12 +34,47 @@ Mark = tuple[tuple[int, int, int], ...]
 """Inode, size and time of change of each file: what tells that one was replaced."""
 
 
-@frozen(slots=True)
-class Certificates:
-    """What was loaded of a listener's files.
+@frozen(slots=True, kw_only=True)
+class PemFiles:
+    """The files of one port.
 
     Attributes:
-        context: for new connections.
+        names: how refusals name a key of them, with its own name at `{}`.
+        ca_key: the key of `ca`.
+        verify_mode: whether the other side has to show a certificate.
+        minimum_version: of TLS.
+    """
+
+    names: str
+    certificate: Path
+    key: Path
+    key_password: Path | None = None
+    ca: Path | None = None
+    ca_key: str = "client_ca_file"
+    verify_mode: ssl.VerifyMode = ssl.CERT_NONE
+    minimum_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+
+
+def files_of(listener: ClientListener) -> PemFiles:
+    """The files of a listener for clients, whose configuration was checked."""
+    assert listener.certificate_file is not None, "checked with the configuration"
+    assert listener.key_file is not None, "checked with the configuration"
+    return PemFiles(
+        names=f"key 'listeners': {listener.name}: {{}}",
+        certificate=listener.certificate_file,
+        key=listener.key_file,
+        key_password=listener.key_password_file,
+        ca=listener.client_ca_file,
+        verify_mode=_VERIFY[listener.client_certificates],
+    )
+
+
+@frozen(slots=True)
+class Certificates:
+    """What was loaded of a port's files.
+
+    Attributes:
+        context: for new connections, as the server of them.
         expires_s: when the first certificate of the node's chain ceases to be valid, in Unix time.
         mark: of the files, as they were before they were read.
     """
@@ -50,16 +85,20 @@ class Certificates:
 
 
 class ServerTls:
-    """The certificates of one listener, as they were loaded last."""
+    """The certificates of one port, as they were loaded last."""
 
-    def __init__(self, listener: ClientListener) -> None:
+    def __init__(self, name: str, files: PemFiles) -> None:
         """Load them.
+
+        Args:
+            name: of the port, in the log and in metrics.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        self.listener = listener
-        self._loaded = load(listener)
+        self.name = name
+        self.files = files
+        self._loaded = self._load()
         self._failed: Mark = ()
 
     @property
@@ -79,61 +118,80 @@ class ServerTls:
         Raises:
             ConfigError: a file cannot be used; told once for each state of the files.
         """
-        mark = _mark(self.listener)
+        mark = _mark(self.files)
         if not must_load and mark in (self._loaded.mark, self._failed):
             return None
         self._failed = mark
-        return load(self.listener)
+        return self._load()
 
     def take(self, loaded: Certificates) -> None:
         """Use these from now on."""
         self._loaded = loaded
         self._failed = ()
 
+    def _load(self) -> Certificates:
+        return load(self.files)
 
-def load(listener: ClientListener) -> Certificates:
-    """Read a listener's files.
+
+def load(files: PemFiles) -> Certificates:
+    """Read a port's files.
 
     Raises:
         ConfigError: one cannot be used; it names the key and the file.
     """
-    mark = _mark(listener)
-    certificate, key = listener.certificate_file, listener.key_file
-    assert certificate is not None, "checked with the configuration"
-    assert key is not None, "checked with the configuration"
+    mark = _mark(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     # What a session would save is a handshake in a worker, for connections that last for hours;
     # and a resumed one would not be asked again for a certificate that was withdrawn.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.num_tickets = 0
-    text = _text(listener, "certificate_file", certificate)
-    if _read(listener, "key_file", key, lambda: os.stat(key).st_mode) & stat.S_IROTH:
-        raise _refusal(listener, "key_file", key, "everyone may read it: chmod o-r")
+    expires_s = show(context, files)
+    trust(context, files)
+    return Certificates(context, expires_s, mark)
+
+
+def show(context: ssl.SSLContext, files: PemFiles) -> float:
+    """Let a context show the certificate of these files; until when it is valid, in Unix time.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    certificate, key = files.certificate, files.key
+    context.minimum_version = files.minimum_version
+    text = _text(files, "certificate_file", certificate)
+    if _read(files, "key_file", key, lambda: os.stat(key).st_mode) & stat.S_IROTH:
+        raise _refusal(files, "key_file", key, "everyone may read it: chmod o-r")
     try:
         expires_s = min(not_after(der) for der in _certificates(text))
     except (ValueError, IndexError):
-        raise _refusal(listener, "certificate_file", certificate, "no certificate in PEM") from None
-    is_encrypted = "ENCRYPTED" in _text(listener, "key_file", key)
+        raise _refusal(files, "certificate_file", certificate, "no certificate in PEM") from None
+    is_encrypted = "ENCRYPTED" in _text(files, "key_file", key)
     password = ""  # never asked for on a terminal, which OpenSSL would do by itself
-    if listener.key_password_file is not None:
-        password = _text(listener, "key_password_file", listener.key_password_file)
+    if files.key_password is not None:
+        password = _text(files, "key_password_file", files.key_password)
     try:
         context.load_cert_chain(certificate, key, password.rstrip("\r\n"))
     except ssl.SSLError as error:
         why = _why(error, is_encrypted=is_encrypted, has_password=bool(password))
-        raise _refusal(listener, "key_file", key, f"{why} (certificate: {certificate})") from None
+        raise _refusal(files, "key_file", key, f"{why} (certificate: {certificate})") from None
     except OSError as error:
-        raise _refusal(listener, "key_file", key, error.strerror or str(error)) from None
-    context.verify_mode = _VERIFY[listener.client_certificates]
-    if listener.client_ca_file is not None:
-        ca_text = _text(listener, "client_ca_file", listener.client_ca_file)
+        raise _refusal(files, "key_file", key, error.strerror or str(error)) from None
+    return expires_s
+
+
+def trust(context: ssl.SSLContext, files: PemFiles) -> None:
+    """Let a context trust the CAs of these files.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    context.verify_mode = files.verify_mode
+    if files.ca is not None:
+        ca_text = _text(files, files.ca_key, files.ca)
         try:
             context.load_verify_locations(cadata=ca_text)
         except (ssl.SSLError, ValueError):
-            why = "no certificate in PEM"
-            raise _refusal(listener, "client_ca_file", listener.client_ca_file, why) from None
-    return Certificates(context, expires_s, mark)
+            raise _refusal(files, files.ca_key, files.ca, "no certificate in PEM") from None
 
 
 def _why(error: ssl.SSLError, *, is_encrypted: bool, has_password: bool) -> str:
@@ -146,33 +204,27 @@ def _why(error: ssl.SSLError, *, is_encrypted: bool, has_password: bool) -> str:
     return "no private key in PEM, or not one that can be used"
 
 
-def _text(listener: ClientListener, key: str, path: Path) -> str:
+def _text(files: PemFiles, key: str, path: Path) -> str:
     try:
-        return _read(listener, key, path, path.read_text)
+        return _read(files, key, path, path.read_text)
     except UnicodeDecodeError:
-        raise _refusal(listener, key, path, "not a text file") from None
+        raise _refusal(files, key, path, "not a text file") from None
 
 
-def _read(listener: ClientListener, key: str, path: Path, read: Callable[[], T]) -> T:
+def _read(files: PemFiles, key: str, path: Path, read: Callable[[], T]) -> T:
     try:
         return read()
     except OSError as error:
-        raise _refusal(listener, key, path, error.strerror or str(error)) from None
+        raise _refusal(files, key, path, error.strerror or str(error)) from None
 
 
-def _refusal(listener: ClientListener, key: str, path: Path, why: str) -> ConfigError:
-    return ConfigError(f"key 'listeners': {listener.name}: {key} {path}: {why}")
+def _refusal(files: PemFiles, key: str, path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{files.names.format(key)} {path}: {why}")
 
 
-def _mark(listener: ClientListener) -> Mark:
-    files = (
-        listener.certificate_file,
-        listener.key_file,
-        listener.key_password_file,
-        listener.client_ca_file,
-    )
+def _mark(files: PemFiles) -> Mark:
     marks = []
-    for path in files:
+    for path in (files.certificate, files.key, files.key_password, files.ca):
         try:
             found = os.stat(path) if path is not None else None
         except OSError:

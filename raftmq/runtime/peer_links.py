@@ -12,7 +12,9 @@ is refused by name. The stream has the newest format that both speak. Then frame
 kind, payload. A queue to a peer is bounded and is dropped with its connection: Raft repairs losses,
 and stale messages are useless.
 
-A hello proves no identity, so bounds hold for all peers: few connections before their hello, few
+With TLS (`peer_tls.py`) both sides prove which nodes they are before the hello, which must say the
+same, and whoever cannot is told nothing. Without it a hello proves no identity. So bounds hold for
+all peers: few connections before their hello, few
 unknown nodes, few streams of one kind for each node. No exception leaves the task of a stream: bad
 bytes end the stream, and so does a bug of ours, which is logged and counted; a broken invariant
 stops the node.
@@ -58,7 +60,9 @@ from raftmq.runtime.peer_streams import (
     PeerStream,
     StreamCounts,
 )
+from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.sockets import read_exactly, tune
+from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
 from raftmq.types import Buffer, NodeId, StorageId
 
 PEER_FORMATS: Final = (5, FORMAT_MAX)
@@ -79,6 +83,8 @@ ACCEPT_RETRY_S: Final = 0.1
 NAMELESS_MAX: Final = 64
 """So many connections may be open whose hello has not come. The oldest makes room for a new one: a
 peer says hello within milliseconds, so an old silent one is hardly a peer."""
+HALF_OPEN_MAX: Final = 256
+"""So many with TLS: a handshake before the hello takes longer."""
 GUESTS_MAX: Final = 32
 """So many nodes that neither configuration nor metadata names may hold streams, so as to join."""
 STREAMS_PER_KIND_MAX: Final = 3
@@ -117,7 +123,16 @@ _STREAM_OF: Final = {
 }
 PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
-REFUSALS: Final = ("hello", "identity", "limit", "frame", "memory", "deadline", "bug")
+REFUSALS: Final = (
+    "certificate",
+    "hello",
+    "identity",
+    "limit",
+    "frame",
+    "memory",
+    "deadline",
+    "bug",
+)
 """Why streams are refused or ended, by the names in the metrics."""
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
@@ -147,6 +162,8 @@ class Hello(msgspec.Struct, frozen=True):
     """Drawn at each start: two processes that both live are two, also with the same storage."""
     is_taken: bool = False
     """Beside a refusal: another process of this node id stands."""
+    takes_tls: bool = False
+    """A listener that need not be spoken to plain."""
 
     @property
     def spoken(self) -> tuple[int, int]:
@@ -224,6 +241,7 @@ class PeerLinks:
         on_broken_invariant: Callable[[str], None],
         log: Any = logger,
         formats: tuple[int, int] = PEER_FORMATS,
+        tls: PeerTls | None = None,
     ) -> None:
         """Make links that `run` opens.
 
@@ -234,6 +252,7 @@ class PeerLinks:
             on_broken_invariant: called with the reason why the node must stop.
             log: takes events that strangers can cause; a node gives one that bounds them.
             formats: the oldest and the newest one to speak.
+            tls: protects the streams; None: nothing does.
         """
         self._hello = Hello(
             formats[0],
@@ -244,7 +263,9 @@ class PeerLinks:
             str(address) if address is not None else "",
             formats=formats,
             process_id=process_id,
+            takes_tls=tls is not None,
         )
+        self._tls = tls
         self._queue_bytes_max = queue_bytes_max
         self._on_frame = on_frame
         self._on_identity = on_identity
@@ -394,6 +415,12 @@ class PeerLinks:
         streams = [self._way_to(node_id, name) for name in _VITAL]
         return all(stream is not None and stream.sock is not None for stream in streams)
 
+    def plain_peers(self) -> list[NodeId]:
+        """The peers with a stream that no TLS protects."""
+        accepted = [each.back for some in self._accepted.values() for each in some]
+        streams = [*self._streams.values(), *accepted]
+        return sorted({s.node_id for s in streams if isinstance(s.sock, socket.socket)})
+
     def _way_to(self, node_id: NodeId, name: str) -> PeerStream | None:
         """The stream that was dialled; where dialling fails, one that the peer dialled, if any."""
         stream = self._streams.get((node_id, name))
@@ -462,7 +489,7 @@ class PeerLinks:
                     self._log.error("cannot accept peers", why=error.strerror)
                     await trio.sleep(ACCEPT_RETRY_S)  # clients may hold all descriptors
                     continue
-                if len(self._nameless) >= NAMELESS_MAX:
+                if len(self._nameless) >= (NAMELESS_MAX if self._tls is None else HALF_OPEN_MAX):
                     self.refusals["limit"] += 1
                     oldest = next(iter(self._nameless))
                     self._nameless.pop(oldest).cancel()
@@ -538,7 +565,7 @@ class PeerLinks:
         self._log.info("peer lost", peer=stream.node_id)
         self._on_lost(stream.node_id)
 
-    async def _dial(self, stream: PeerStream) -> tuple[socket.socket, PeerIdentity]:
+    async def _dial(self, stream: PeerStream) -> tuple[PeerSocket, PeerIdentity]:
         addresses = self._addresses[stream.node_id]
         address = addresses[stream.dials % len(addresses)]
         stream.dials += 1
@@ -548,13 +575,14 @@ class PeerLinks:
                     connected = await trio.open_tcp_stream(address.host, address.port)
             finally:
                 stream.dialling = None
-            sock = socket.socket(fileno=connected.socket.detach())
+            plain = socket.socket(fileno=connected.socket.detach())
             try:
-                sock.setblocking(False)
-                tune(sock, UNSENT_CHUNK_BYTES_MAX if stream.name == Stream.CATCH_UP else 0)
+                plain.setblocking(False)
+                tune(plain, UNSENT_CHUNK_BYTES_MAX if stream.name == Stream.CATCH_UP else 0)
+                sock = await self._protect(plain, stream, address)
                 mine = msgspec.structs.replace(self._hello, stream=stream.name)
                 await _write_hello(sock, mine)
-                theirs = await _read_hello(sock)
+                theirs = await self._read_answer(sock, address)
                 await self._until_whole(stream.node_id)
                 reason = check_hello(self._hello, theirs)  # which may demand more by now
                 if not reason and theirs.node_id != stream.node_id:
@@ -566,8 +594,47 @@ class PeerLinks:
                 stream.process_id = theirs.process_id
                 return sock, _identity(theirs)
             except BaseException:
-                sock.close()
+                plain.close()
                 raise
+
+    async def _protect(
+        self, sock: socket.socket, stream: PeerStream, address: Address
+    ) -> PeerSocket:
+        """The stream, with TLS unless that is off; while it is turned on or off node by node, every
+        other dial to a peer that does not speak it goes without.
+
+        Raises:
+            EOFError, OSError: it went, or does not speak TLS.
+            PeerRefusedError: it is not that node.
+        """
+        if self._tls is None or stream.dials_plain:
+            stream.dials_plain = False
+            return sock
+        try:
+            return await self._tls.dial(sock, stream.node_id)
+        except (EOFError, OSError):
+            stream.dials_plain = self._tls.accepts_plain
+            raise
+        except PeerRefusedError as error:
+            self.refusals["certificate"] += 1
+            raise PeerRefusedError(f"{address}: {error}") from None
+
+    async def _read_answer(self, sock: PeerSocket, address: Address) -> Hello:
+        """The hello of a peer that was dialled.
+
+        Raises:
+            EOFError, OSError: it went; or was spoken to without TLS, and takes it by now.
+            PeerRefusedError: it does not trust this node.
+        """
+        try:
+            theirs = await _read_hello(sock)
+        except ConnectionAbortedError as error:
+            if isinstance(sock, PeerTlsSocket):  # the other side may verify after this one is ready
+                raise PeerRefusedError(f"{address}: it refuses this node: {error}") from None
+            raise
+        if theirs.takes_tls and self._tls is not None and not isinstance(sock, PeerTlsSocket):
+            raise ConnectionAbortedError("this peer takes TLS")
+        return theirs
 
     def _dial_now(self, node_id: NodeId) -> None:
         """A peer dialled this node: end the wait before its next dial."""
@@ -586,7 +653,8 @@ class PeerLinks:
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:
-                await trio.lowlevel.wait_readable(sock)  # in most cases it is the end
+                if not (isinstance(sock, PeerTlsSocket) and sock.has_unread):
+                    await trio.lowlevel.wait_readable(sock)  # in most cases it is the end
                 await self._reader(sock, identity, stream.name).run()
 
             async def end_after(work: Callable[[], Awaitable[None]]) -> None:
@@ -608,7 +676,7 @@ class PeerLinks:
                 met = await self._meet(sock)
             self._nameless.pop(sock, None)
             if met is not None:
-                identity, name, version = met
+                stream, identity, name, version = met
                 node_id = identity.node_id
                 if version < self._hello.spoken[0]:
                     raise PeerRefusedError(f"format {version} is not spoken here any more")
@@ -618,7 +686,7 @@ class PeerLinks:
                     self._tell_refused(sock, node_id, reason)
                     return
                 self._make_room(node_id, name)
-                await self._attend(sock, identity, name, version)
+                await self._attend(stream, identity, name, version)
         except (OSError, EOFError):
             pass  # the peer went away
         except Exception as error:  # noqa: BLE001 - the border of an accepted stream
@@ -627,10 +695,15 @@ class PeerLinks:
             self._nameless.pop(sock, None)
             sock.close()
 
-    async def _meet(self, sock: socket.socket) -> tuple[PeerIdentity, str, int] | None:
-        """Read a hello and answer it; returns identity, stream and format. None: refused, with the
-        reason in the answer."""
+    async def _meet(
+        self, accepted: socket.socket
+    ) -> tuple[PeerSocket, PeerIdentity, str, int] | None:
+        """Read a hello and answer it; returns connection, identity, stream and format. None:
+        refused, with the reason in the answer if the other side is a node."""
         with trio.move_on_after(HELLO_TIMEOUT_S) as limit:
+            sock = await self._admit(accepted)
+            if sock is None:
+                return None
             try:
                 theirs = await _read_hello(sock)
                 identity = _identity(theirs)
@@ -638,6 +711,11 @@ class PeerLinks:
                 self.refusals["hello"] += 1
                 reason = str(error)[:REASON_LENGTH_MAX]
                 self._log.warning("no hello of a peer", reason=reason, where=_remote(sock))
+                return None
+            if isinstance(sock, PeerTlsSocket) and sock.node_id != identity.node_id:
+                self.refusals["certificate"] += 1
+                reason = f"its certificate is of node {sock.node_id}"
+                self._tell_refused(sock, identity.node_id, reason)
                 return None
             await self._until_whole(identity.node_id)
             is_rival = False
@@ -652,13 +730,25 @@ class PeerLinks:
             mine = msgspec.structs.replace(self._hello, refusal=reason, is_taken=is_rival)
             await _write_hello(sock, mine)
             if not reason:
-                return identity, theirs.stream, common_format(mine, theirs)
+                return sock, identity, theirs.stream, common_format(mine, theirs)
             self._tell_refused(sock, identity.node_id, reason)
         if limit.cancelled_caught:
             self.refusals["deadline"] += 1
         return None
 
-    def _tell_refused(self, sock: socket.socket, node_id: NodeId, reason: str) -> None:
+    async def _admit(self, sock: socket.socket) -> PeerSocket | None:
+        """The connection of whoever may say hello; None for whoever is no node."""
+        if self._tls is None:
+            return sock
+        try:
+            return await self._tls.accept(sock)
+        except PeerRefusedError as error:
+            self.refusals["certificate"] += 1
+            reason = str(error)[:REASON_LENGTH_MAX]
+            self._log.warning("a stranger at the peer port", reason=reason, where=_remote(sock))
+            return None
+
+    def _tell_refused(self, sock: PeerSocket, node_id: NodeId, reason: str) -> None:
         self._log.warning("refused a peer", peer=node_id, reason=reason, where=_remote(sock))
 
     def _why_no_room(self, node_id: NodeId, name: str) -> str:
@@ -735,7 +825,7 @@ class PeerLinks:
         return [hello for hello, at_s in self._rivals.values() if at_s >= since_s]
 
     async def _attend(
-        self, sock: socket.socket, identity: PeerIdentity, name: str, version: int
+        self, sock: PeerSocket, identity: PeerIdentity, name: str, version: int
     ) -> None:
         """Read an accepted stream to its end; send on it while no dialled one works."""
         node_id = identity.node_id
@@ -772,7 +862,7 @@ class PeerLinks:
         if not accepted:
             self._accepted.pop(key, None)
 
-    def _reader(self, sock: socket.socket, sender: PeerIdentity, name: str) -> FrameReader:
+    def _reader(self, sock: PeerSocket, sender: PeerIdentity, name: str) -> FrameReader:
         return FrameReader(
             sock,
             sender.node_id,
@@ -839,7 +929,7 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
 }
 
 
-def _has_ended(sock: socket.socket) -> bool:
+def _has_ended(sock: PeerSocket) -> bool:
     """True when the other side closed a connection and all that it sent was read."""
     try:
         return sock.recv(1, socket.MSG_PEEK) == b""
@@ -856,7 +946,7 @@ def _single(error: Exception) -> Exception:
     return error
 
 
-def _remote(sock: socket.socket) -> str:
+def _remote(sock: PeerSocket) -> str:
     """The address of the other side."""
     try:
         return str(Address(*sock.getpeername()[:2]))
@@ -881,7 +971,7 @@ def _identity(hello: Hello) -> PeerIdentity:
     return PeerIdentity(NodeId(hello.node_id), StorageId(storage_id))
 
 
-async def _write_hello(sock: socket.socket, hello: Hello) -> None:
+async def _write_hello(sock: PeerSocket, hello: Hello) -> None:
     data = msgspec.json.encode(hello)
     data = struct.pack(">I", len(data)) + data
     while data:
@@ -889,7 +979,7 @@ async def _write_hello(sock: socket.socket, hello: Hello) -> None:
         data = data[sock.send(data) :]
 
 
-async def _read_hello(sock: socket.socket) -> Hello:
+async def _read_hello(sock: PeerSocket) -> Hello:
     (size,) = struct.unpack(">I", await read_exactly(sock, 4))
     if size > HELLO_BYTES_MAX:
         raise PeerRefusedError("the other side does not speak raftmq's peer protocol")

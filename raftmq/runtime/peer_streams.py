@@ -34,6 +34,7 @@ from raftmq.log.prefetch import is_warm, warm
 from raftmq.ports import DiskError, Span
 from raftmq.runtime.loop import Lane, LoopBudget
 from raftmq.runtime.sockets import recv_rest
+from raftmq.runtime.tls import PeerSocket, PeerTlsSocket, recv_hidden_rest
 from raftmq.types import Buffer, NodeId
 
 TURN_BYTES_MAX: Final = 1 << 20
@@ -62,7 +63,7 @@ class PeerStream:
     node_id: NodeId
     name: str
     queue_bytes_max: int
-    sock: socket.socket | None = None
+    sock: PeerSocket | None = None
     version: int = 0
     """The format that its present or last connection has."""
     process_id: str = ""
@@ -74,6 +75,8 @@ class PeerStream:
     wake: trio.Event = field(factory=trio.Event)
     is_torn: bool = False
     dials: int = 0
+    dials_plain: bool = False
+    """The next dial is without TLS, as the last one found nobody who speaks it."""
     has_failed: bool = False
     """The last try to connect failed."""
     has_stood: bool = False
@@ -148,6 +151,8 @@ class PeerStream:
                     sent -= len(self.queue.popleft())
                 if sent:
                     self.queue[0] = self.queue[0][sent:]
+                if isinstance(sock, PeerTlsSocket):  # which encrypted up to a mebibyte for it
+                    await trio.lowlevel.checkpoint()
 
     def end(self) -> None:
         """Let the connection end as if the peer had closed it."""
@@ -232,7 +237,8 @@ class ChunkStream(PeerStream):
         """
         assert self.sock is not None
         position, end = span.position, span.position + span.size
-        descriptor = span.file.fileno()
+        # The kernel cannot encrypt a file's bytes.
+        descriptor = -1 if isinstance(self.sock, PeerTlsSocket) else span.file.fileno()
         while position < end:
             size = min(end - position, TURN_BYTES_MAX)
             if not is_warm(span.file, position, size):
@@ -357,7 +363,7 @@ class FrameReader:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: PeerSocket,
         sender: NodeId,
         on_frame: Callable[[int, memoryview], None],
         *,
@@ -518,14 +524,20 @@ class FrameReader:
         content[:have] = self._buffer[FRAME_HEADER.size : filled]
         self._filled = 0
         self._is_emptied = False  # what follows it was not looked for
-        await recv_rest(self._sock, memoryview(content)[have:])
+        await self._receive_rest(memoryview(content)[have:])
         while len(content) < size:
             have = len(content)
             more = min(have, size - have)
             self._memory.take(self, more)
             content.extend(bytes(more))
-            await recv_rest(self._sock, memoryview(content)[have:])
+            await self._receive_rest(memoryview(content)[have:])
         return content
+
+    async def _receive_rest(self, rest: memoryview) -> None:
+        if isinstance(self._sock, PeerTlsSocket):
+            await recv_hidden_rest(self._sock, rest)
+        else:
+            await recv_rest(self._sock, rest)
 
     def _let_go(self) -> None:
         """After a large frame was handed on, hold memory only for parts of a larger one."""

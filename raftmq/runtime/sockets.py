@@ -95,7 +95,7 @@ def tune(sock: socket.socket, unsent_bytes_max: int = 0) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
 
-async def recv_into(sock: socket.socket, buffer: memoryview) -> int:
+async def recv_into(sock: ByteSocket, buffer: memoryview) -> int:
     """Receive what there is, at least a byte; how much that was.
 
     Raises:
@@ -132,7 +132,7 @@ async def recv_rest(sock: socket.socket, rest: memoryview) -> None:
     low_water.end()
 
 
-async def read_exactly(sock: socket.socket, size: int) -> bytes:
+async def read_exactly(sock: ByteSocket, size: int) -> bytes:
     """So many bytes, neither more nor less.
 
     Raises:

@@ -11,19 +11,22 @@ they mean there. Three promises make that true:
   order of bytes is kept, and who waits until the socket is writable wakes for them.
 - Not more is encrypted in one call than a turn of the loop may take.
 
-Handshakes are not made here (`server/kafka/handshakes.py`). Renegotiation is off in the contexts.
+Handshakes are not made here (`handshake.py`). Renegotiation is off in the contexts.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
+
+import trio
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.runtime.sockets import LowWater
 from raftmq.tls import TlsEndedError, TlsLayer
-from raftmq.types import Buffer
+from raftmq.types import Buffer, NodeId
 
 STAGE_BYTES: Final = 64 << 10
 """Ciphertext is received in pieces of this many bytes, through one buffer of all connections."""
@@ -31,6 +34,8 @@ CHUNK_BYTES: Final = 64 << 10
 """So much is encrypted at a time: it stays in the processor's cache."""
 SEND_BYTES_MAX: Final = 1 << 20
 """And so much in one call."""
+RECEIVE_BYTES_MAX: Final = 1 << 20
+"""So much of a large frame is decrypted in one turn."""
 RECORD_BYTES_MAX: Final = (16 << 10) + 512
 """Ciphertext of one record, which may have come in part and lies in memory."""
 
@@ -165,6 +170,43 @@ class TlsSocket:
             self._flush(0)
 
 
+class PeerTlsSocket(TlsSocket):
+    """An encrypted stream to or from a peer, whose certificate was checked."""
+
+    __slots__ = ("node_id",)
+
+    def __init__(self, sock: socket.socket, layer: TlsLayer, node_id: NodeId) -> None:
+        super().__init__(sock, layer)
+        self.node_id = node_id
+        """The node that the other side's certificate names."""
+
+    def sendmsg(self, pieces: Sequence[Buffer]) -> int:
+        """As `send` of all pieces, one after the other."""
+        if len(pieces) == 1:
+            return self.send(pieces[0])
+        size, some = 0, []
+        for piece in pieces:
+            view = memoryview(piece)[: SEND_BYTES_MAX - size]
+            some.append(view)
+            size += len(view)
+        return self.send(b"".join(some))
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Ciphertext: to look whether the stream has ended."""
+        return self._sock.recv(size, flags)
+
+    def getpeername(self) -> tuple[str, int]:
+        """As the socket's."""
+        host, port = self._sock.getpeername()[:2]
+        return host, port
+
+    def _part(self) -> None:
+        """End without a word."""
+
+
+PeerSocket = socket.socket | PeerTlsSocket
+
+
 class TlsLowWater(LowWater):
     """The mark of a socket on which plaintext of a known size is still to come.
 
@@ -177,3 +219,26 @@ class TlsLowWater(LowWater):
     def wait_for(self, missing_bytes: int) -> None:
         """Before waiting for the rest of a frame: be woken for much of it at once."""
         super().wait_for(max(1, missing_bytes - RECORD_BYTES_MAX))
+
+
+async def recv_hidden_rest(sock: TlsSocket, rest: memoryview) -> None:
+    """Fill `rest` with a large frame's remaining bytes; others have the loop between pieces, since
+    to decrypt takes longer than to receive.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    low_water = TlsLowWater(sock)
+    while rest:
+        try:
+            count = sock.recv_into(rest[:RECEIVE_BYTES_MAX])
+        except BlockingIOError:
+            low_water.wait_for(len(rest))
+            await trio.lowlevel.wait_readable(sock)
+            continue
+        if count == 0:
+            raise EOFError
+        rest = rest[count:]
+        if count == RECEIVE_BYTES_MAX:
+            await trio.lowlevel.checkpoint()
+    low_water.end()

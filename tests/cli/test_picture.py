@@ -172,6 +172,8 @@ def test_the_metadata_group_is_told_by_who_knows_most() -> None:
         ({"quarantined": ["x", "y"]}, "2 folders in quarantine"),
         ({"not_running": [{}]}, "1 replicas not running yet"),
         ({"faults": {"block_to": [], "fsync_delay_ms": 0}}, "faults armed"),
+        ({"peer_tls": {"mode": "off", "is_open": True}}, "speaks plain with other nodes"),
+        ({"peer_tls": {"mode": "accept", "plain_peers": [2, 3]}}, "peers without TLS: 2, 3"),
         ({"faults": {"block_to": [2], "fsync_delay_ms": 0}}, "faults on: {'block_to': [2]}"),
     ],
 )

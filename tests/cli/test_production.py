@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
+from tests.runtime.test_peer_tls import files as peer_files
 from tests.server.kafka.tls_clients import write_files
 
 SAFE = """
@@ -85,6 +86,20 @@ def test_every_address_is_no_private_one(call: Call, tmp_path: Path) -> None:
         told=("[listeners", 'advertised_peer = "10.0.0.1:9192"\n[listeners'),
     )
     assert verdicts(call, path, is_open=True)["peer_listener"] == "open"
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("accept", "open"), ("required", "ok")])
+def test_tls_between_nodes(mode: str, verdict: str, call: Call, tmp_path: Path) -> None:
+    found = peer_files(tmp_path / "peers", "raftmq-node-1")
+    lines = [f'{key} = "{path}"\n' for key, path in found.items()] + [f'peer_tls = "{mode}"\n']
+    path = write(tmp_path, tls=("authorizer", f"{''.join(lines)}authorizer"))
+    told = verdicts(call, path, is_open=mode == "accept")
+    assert told["peer_listener"] == verdict
+    assert told["certificate of peer_listener"] == told["peer_key_file"] == "ok"
+    found["peer_key_file"].chmod(0o640)
+    assert verdicts(call, path, is_open=True)["peer_key_file"] == "open"
+    peer_files(tmp_path / "peers", "raftmq-node-2")
+    assert verdicts(call, path, is_open=True)["certificate of peer_listener"] == "open"
 
 
 @pytest.mark.parametrize(("protocol", "verdict"), [("SASL_SSL", "look"), ("SSL", "open")])

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import trustme
 from cryptography import x509
@@ -17,20 +16,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID as Oid
 
 from raftmq.config import ConfigError
-from raftmq.runtime.certificates import ServerTls, load, not_after, subject
+from raftmq.runtime.certificates import ServerTls, files_of, load, not_after, subject
 from tests.server.kafka.tls_clients import Files, authority, write_files
 
 
 def test_what_is_loaded_speaks_1_2_and_newer_and_keeps_no_sessions(tmp_path: Path) -> None:
-    loaded = load(write_files(tmp_path).listener("required"))
+    loaded = load(files_of(write_files(tmp_path).listener("required")))
     context = loaded.context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.num_tickets == 0
     assert context.options & ssl.OP_NO_TICKET
     assert context.options & ssl.OP_NO_RENEGOTIATION
-    assert load(write_files(tmp_path).listener("wanted")).context.verify_mode is ssl.CERT_OPTIONAL
-    assert load(write_files(tmp_path).listener()).context.verify_mode is ssl.CERT_NONE
+    assert (
+        load(files_of(write_files(tmp_path).listener("wanted"))).context.verify_mode
+        is ssl.CERT_OPTIONAL
+    )
+    assert load(files_of(write_files(tmp_path).listener())).context.verify_mode is ssl.CERT_NONE
 
 
 def encrypt(files: Files, password: bytes) -> None:
@@ -49,7 +51,7 @@ def test_a_key_may_be_encrypted(tmp_path: Path) -> None:
     encrypt(files, b"a pass phrase")
     secret = tmp_path / "secret"
     secret.write_text("a pass phrase\n")
-    assert load(files.listener(key_password_file=secret)).expires_s
+    assert load(files_of(files.listener(key_password_file=secret))).expires_s
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_refusals_name_the_listener_the_key_and_the_file(
         case _:
             files.key.chmod(0o644)
     with pytest.raises(ConfigError) as caught:
-        load(files.listener("required", **fields))
+        load(files_of(files.listener("required", **fields)))
     text = str(caught.value)
     assert text.startswith("key 'listeners': SECURE: " + told.format(tmp_path))
     assert "another" not in text or wrong != "wrong password", "no secret is told"
@@ -110,7 +112,7 @@ def test_refusals_name_the_listener_the_key_and_the_file(
 
 def test_files_are_loaded_again_once_they_changed(tmp_path: Path) -> None:
     files = write_files(tmp_path)
-    tls = ServerTls(files.listener())
+    tls = ServerTls("SECURE", files_of(files.listener()))
     before = tls.context
     assert tls.look(must_load=False) is None
     write_files(tmp_path)
@@ -123,7 +125,7 @@ def test_files_are_loaded_again_once_they_changed(tmp_path: Path) -> None:
 
 
 def test_files_are_loaded_again_when_asked_to(tmp_path: Path) -> None:
-    tls = ServerTls(write_files(tmp_path).listener())
+    tls = ServerTls("SECURE", files_of(write_files(tmp_path).listener()))
     assert tls.look(must_load=True) is not None
 
 
@@ -131,7 +133,7 @@ def test_a_pair_that_is_replaced_one_after_the_other_replaces_nothing_in_between
     tmp_path: Path,
 ) -> None:
     files = write_files(tmp_path)
-    tls = ServerTls(files.listener())
+    tls = ServerTls("SECURE", files_of(files.listener()))
     before = tls.context
     (tmp_path / "new").mkdir()
     new = write_files(tmp_path / "new")
@@ -224,7 +226,7 @@ def test_the_first_end_of_a_chain_counts(tmp_path: Path) -> None:
         other = ca.issue_cert("b", not_after=second).cert_chain_pems[0].bytes()
         files.certificate.write_bytes(issued.cert_chain_pems[0].bytes() + other)
         files.key.write_bytes(issued.private_key_pem.bytes())
-        assert load(attrs.evolve(files.listener())).expires_s == early.timestamp()
+        assert load(files_of(files.listener())).expires_s == early.timestamp()
 
 
 @pytest.mark.parametrize("read", [not_after, subject])

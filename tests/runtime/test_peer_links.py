@@ -38,6 +38,7 @@ from raftmq.runtime.peer_links import (
     common_format,
 )
 from raftmq.runtime.peer_streams import FRAME_HEADER, PeerRefusedError
+from raftmq.runtime.peer_tls import PeerTls
 from raftmq.types import NodeId, StorageId
 
 
@@ -53,6 +54,7 @@ class Node:
         formats: tuple[int, int] = PEER_FORMATS,
         storage_id: int | None = None,
         process_id: str = "",
+        tls: PeerTls | None = None,
     ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
@@ -78,6 +80,7 @@ class Node:
             memory_bytes_max=memory_bytes_max,
             on_broken_invariant=self.broken.append,
             formats=formats,
+            tls=tls,
         )
 
     def tell(self, where: list, what: object) -> None:  # type: ignore[type-arg]

@@ -500,8 +500,8 @@ REFUSED: Final = Metric(
     "raftmq_peer_streams_refused_total",
     "counter",
     "Streams at the peer port, or to peers, that were refused or ended for what came on them: no "
-    "hello, another cluster's or version's, above a limit, a bad frame, too much memory, too slow, "
-    "or a bug met",
+    "certificate of the node that it says it is, no hello, another cluster's or version's, above a "
+    "limit, a bad frame, too much memory, too slow, or a bug met",
     ("reason",),
 )
 
@@ -577,7 +577,8 @@ HANDSHAKE_FAILURES: Final = Metric(
 CERTIFICATES: Final = Metric(
     "raftmq_certificate_expires_timestamp_seconds",
     "gauge",
-    "When the first certificate of a listener's chain ceases to be valid, in Unix time",
+    "When the first certificate of a listener's chain ceases to be valid, in Unix time; of "
+    "peer_listener, where nodes speak TLS",
     ("listener",),
 )
 AUTHENTICATIONS: Final = Metric(
@@ -670,6 +671,8 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[HANDSHAKE_FAILURES].add((reason,), count)
     for name, tls in node.tls.items():
         scrape[CERTIFICATES].add((name,), tls.expires_s)
+    if node.peer_tls is not None:
+        scrape[CERTIFICATES].add((node.peer_tls.name,), node.peer_tls.expires_s)
     for labels, count in sorted(node.broker.metrics.authentications.items()):
         scrape[AUTHENTICATIONS].add(labels, count)
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):

@@ -15,15 +15,13 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
 import trio
 
-from raftmq.errors import RaftmqError, RemoteProtocolError
 from raftmq.logs import RateLimitedLog
-from raftmq.runtime.sockets import recv_into
+from raftmq.runtime.handshake import HandshakeError, say_why, shake
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.tls import TlsLayer
 
@@ -31,24 +29,8 @@ HALF_OPEN_MAX: Final = 256
 HANDSHAKE_S: Final = 10.0
 """A client has this long for all of it."""
 THREADS: Final = 2
-HELLO_BYTES_MAX: Final = 256 << 10
-"""A client's chain of certificates is smaller by far."""
-PART_S: Final = 0.1
-"""How long a client that was refused has to hear why."""
-_PIECE_BYTES: Final = 16 << 10
-_RECORD_HEAD_BYTES: Final = 5
-_HANDSHAKE_RECORD: Final = 22
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
-
-
-class HandshakeError(RaftmqError):
-    """A handshake cannot go on; `layer` may still have to say why."""
-
-    def __init__(self, layer: TlsLayer, why: RemoteProtocolError) -> None:
-        super().__init__(str(why))
-        self.layer = layer
-        self.why = why
 
 
 class Contexts(Protocol):
@@ -98,7 +80,8 @@ class Handshakes:
             with trio.move_on_after(HANDSHAKE_S) as scope:
                 self._enter(number, scope)
                 try:
-                    layer = await self._shake(sock, contexts)
+                    begun = TlsLayer(contexts.context, is_server=True)
+                    layer = await shake(sock, begun, self._limiter)
                 except (EOFError, OSError):
                     why = "closed"
                 except HandshakeError as error:
@@ -106,7 +89,7 @@ class Handshakes:
                     _log.warning(
                         "TLS handshake failed", peer=peer, listener=listener, why=str(error)
                     )
-                    await _say_why(sock, error.layer)
+                    await say_why(sock, error.layer)
                 except Exception as error:  # noqa: BLE001 - a bug of ours costs this connection alone
                     why = "bug"
                     self._failed(error, peer)
@@ -133,63 +116,6 @@ class Handshakes:
             self._half_open[oldest].cancel()
         self._half_open[number] = scope
 
-    async def _shake(self, sock: socket.socket, contexts: Contexts) -> TlsLayer:
-        """Go on until the handshake is over, and all that it says is with the kernel.
-
-        Raises:
-            EOFError, OSError: the client went.
-            HandshakeError: no TLS, too much of it, or nobody who is trusted.
-        """
-        layer = TlsLayer(contexts.context, is_server=True)
-        piece = memoryview(bytearray(_PIECE_BYTES))
-        records = _Records()
-        while not layer.is_ready:
-            count = await recv_into(sock, piece)
-            layer.feed(piece[:count])
-            try:
-                # Before there is nothing to do: bytes that come one by one cost no thread.
-                if records.came(piece[:count]):
-                    await trio.to_thread.run_sync(layer.shake, limiter=self._limiter)
-            except RemoteProtocolError as error:
-                raise HandshakeError(layer, error) from error
-            await _send_all(sock, layer)
-        return layer
-
-
-class _Records:
-    """Where the records of TLS end in what came."""
-
-    def __init__(self) -> None:
-        self._came = 0
-        self._head = bytearray()  # of a record, as far as it came
-        self._left = 0  # bytes of the present record's body that are still to come
-
-    def came(self, data: memoryview) -> bool:
-        """Take note of what came; True when a record is complete by it.
-
-        Raises:
-            RemoteProtocolError: too much, or it does not begin like a handshake.
-        """
-        if not self._came and data[0] != _HANDSHAKE_RECORD:
-            raise RemoteProtocolError("TLS: not a handshake; the client may speak plain")
-        self._came += len(data)
-        if self._came > HELLO_BYTES_MAX:
-            raise RemoteProtocolError(f"TLS: more than {HELLO_BYTES_MAX} bytes of a handshake")
-        position, is_complete = 0, False
-        while position < len(data):
-            if not self._left:
-                self._head.append(data[position])
-                position += 1
-                if len(self._head) < _RECORD_HEAD_BYTES:
-                    continue
-                self._left = int.from_bytes(self._head[3:], "big")
-                self._head.clear()
-            step = min(self._left, len(data) - position)
-            self._left -= step
-            position += step
-            is_complete = is_complete or not self._left
-        return is_complete
-
 
 def _kind(error: HandshakeError) -> str:
     """What went wrong, as a label of few values."""
@@ -197,23 +123,3 @@ def _kind(error: HandshakeError) -> str:
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
         return "certificate"
     return "protocol"
-
-
-async def _send_all(sock: socket.socket, layer: TlsLayer) -> None:
-    for piece in layer.outgoing():
-        rest = memoryview(piece)
-        while len(rest):
-            try:
-                rest = rest[sock.send(rest) :]
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(sock)
-
-
-async def _say_why(sock: socket.socket, layer: TlsLayer) -> None:
-    """Send the alert, and let the client hear it: closing with bytes unread would destroy it."""
-    with trio.move_on_after(PART_S), suppress(OSError, EOFError):
-        await _send_all(sock, layer)
-        sock.shutdown(socket.SHUT_WR)
-        piece = memoryview(bytearray(_PIECE_BYTES))
-        while True:
-            await recv_into(sock, piece)

@@ -15,7 +15,7 @@ import trustme
 from attrs import define, frozen
 
 from raftmq.config import Address, ClientListener
-from raftmq.runtime.certificates import ServerTls
+from raftmq.runtime.certificates import ServerTls, files_of
 from raftmq.server.kafka.connection import Begin
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
@@ -122,7 +122,9 @@ async def secure_port(
     port = client_port(begin, limits or Limits(), metrics, pause=pause)
     sock = open_listen_socket(HOST, 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(port.serve, [Listening(sock, "SECURE", ServerTls(listener))])
+        await nursery.start(
+            port.serve, [Listening(sock, "SECURE", ServerTls("SECURE", files_of(listener)))]
+        )
         yield Secure(port, sock.getsockname()[1], metrics)
         nursery.cancel_scope.cancel()
     assert (port.connections, len(port.handshakes), port._hosts) == ({}, 0, {})

@@ -1,0 +1,119 @@
+"""One TLS handshake over a non-blocking socket, of either side: its costly steps in worker threads.
+
+Bytes that come one by one cost no thread, and more than any handshake needs is refused. Whoever
+begins a handshake bounds its time and how many there are.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from raftmq.errors import RaftmqError, RemoteProtocolError
+from raftmq.runtime.sockets import recv_into
+from raftmq.tls import TlsLayer
+
+HELLO_BYTES_MAX: Final = 256 << 10
+"""A chain of certificates is smaller by far."""
+PART_S: Final = 0.1
+"""How long the other side, when it is refused, has to hear why."""
+_PIECE_BYTES: Final = 16 << 10
+_RECORD_HEAD_BYTES: Final = 5
+HANDSHAKE_RECORD: Final = 22
+_ALERT_RECORD: Final = 21
+
+
+class HandshakeError(RaftmqError):
+    """A handshake cannot go on; `layer` may still have to say why."""
+
+    def __init__(self, layer: TlsLayer, why: RemoteProtocolError) -> None:
+        super().__init__(str(why))
+        self.layer = layer
+        self.why = why
+
+
+async def shake(sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter) -> TlsLayer:
+    """Go on until the handshake is over, and all that it says is with the kernel; returns `layer`.
+
+    Args:
+        limiter: of the threads that make handshakes.
+
+    Raises:
+        EOFError, OSError: the other side went.
+        HandshakeError: no TLS, too much of it, or nobody who is trusted.
+    """
+    piece = memoryview(bytearray(_PIECE_BYTES))
+    records = _Records()
+    if not layer.is_server:
+        layer.shake()
+        await _send_all(sock, layer)
+    while not layer.is_ready:
+        count = await recv_into(sock, piece)
+        layer.feed(piece[:count])
+        try:
+            # Before there is nothing to do: bytes that come one by one cost no thread.
+            if records.came(piece[:count]):
+                await trio.to_thread.run_sync(layer.shake, limiter=limiter)
+        except RemoteProtocolError as error:
+            raise HandshakeError(layer, error) from error
+        await _send_all(sock, layer)
+    return layer
+
+
+class _Records:
+    """Where the records of TLS end in what came."""
+
+    def __init__(self) -> None:
+        self._came = 0
+        self._head = bytearray()  # of a record, as far as it came
+        self._left = 0  # bytes of the present record's body that are still to come
+
+    def came(self, data: memoryview) -> bool:
+        """Take note of what came; True when a record is complete by it.
+
+        Raises:
+            RemoteProtocolError: too much, or it does not begin like a handshake.
+        """
+        if not self._came and data[0] not in (HANDSHAKE_RECORD, _ALERT_RECORD):
+            raise RemoteProtocolError("TLS: not a handshake; the other side may speak plain")
+        self._came += len(data)
+        if self._came > HELLO_BYTES_MAX:
+            raise RemoteProtocolError(f"TLS: more than {HELLO_BYTES_MAX} bytes of a handshake")
+        position, is_complete = 0, False
+        while position < len(data):
+            if not self._left:
+                self._head.append(data[position])
+                position += 1
+                if len(self._head) < _RECORD_HEAD_BYTES:
+                    continue
+                self._left = int.from_bytes(self._head[3:], "big")
+                self._head.clear()
+            step = min(self._left, len(data) - position)
+            self._left -= step
+            position += step
+            is_complete = is_complete or not self._left
+        return is_complete
+
+
+async def _send_all(sock: socket.socket, layer: TlsLayer) -> None:
+    for piece in layer.outgoing():
+        rest = memoryview(piece)
+        while len(rest):
+            try:
+                rest = rest[sock.send(rest) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(sock)
+
+
+async def say_why(sock: socket.socket, layer: TlsLayer) -> None:
+    """Send the alert and let the other side hear it: closing with bytes unread would destroy it."""
+    with trio.move_on_after(PART_S), suppress(OSError, EOFError):
+        await _send_all(sock, layer)
+        sock.shutdown(socket.SHUT_WR)
+        piece = memoryview(bytearray(_PIECE_BYTES))
+        while True:
+            await recv_into(sock, piece)
+            await trio.lowlevel.checkpoint()  # it may never stop sending
