@@ -88,8 +88,9 @@ def status(
 ) -> None:
     """Is all well? Every node with its state, what catches up, what is stuck and why.
 
-    Ends with 1 while partitions are without leader or short of replicas, a metadata voter is not
-    there, or a disk is full or stuck. A node that does not answer is shown as such.
+    Ends with 1 while partitions are without leader or short of replicas (as metadata says, or the
+    leader's own page), a metadata voter is not there, or a disk is full or stuck. A node that does
+    not answer is shown as such.
 
     Examples: raftmq cluster status --wait 30; raftmq cluster status --watch
     """
@@ -148,7 +149,10 @@ def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str
                 if (offline or under) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
                     continue
-                look = _Look(info, take_picture(finder, addresses, patience_s), "", offline, under)
+                picture = take_picture(finder, addresses, patience_s)
+                known = {row[:2] for row in (*offline, *under)}
+                under += [row for row in picture.behind() if row[:2] not in known]
+                look = _Look(info, picture, "", offline, under)
                 if not look.is_bad or time.monotonic() >= deadline:
                     return look
                 time.sleep(_POLL_S)

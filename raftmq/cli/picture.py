@@ -124,6 +124,20 @@ class Picture:
     def _leader_rows(self) -> list[dict[str, Any]]:
         return [row for answer in self.answers for row in answer["partitions"] if row["is_leader"]]
 
+    def behind(self) -> list[tuple[object, ...]]:
+        """A row per partition whose newest leader counts voters as out of sync: topic, number,
+        leader, voters, voters in sync. Metadata may not say so: its leader table comes later."""
+        newest: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in self._leader_rows():
+            key = row["topic"], row["partition"]
+            if key not in newest or row["leader_epoch"] > newest[key]["leader_epoch"]:
+                newest[key] = row
+        return [
+            (*key, row["leader"], row["voters"], row["isr"])
+            for key, row in sorted(newest.items())
+            if row.get("lagging")  # absent in answers of older versions
+        ]
+
     def stuck(self) -> list[tuple[object, ...]]:
         """A row per partition in trouble, with the reasons that all nodes give."""
         by_name: dict[tuple[str, int], list[dict[str, Any]]] = {}

@@ -226,3 +226,23 @@ def test_status_is_bad_while_a_voter_or_a_disk_is(call: Call, name: str) -> None
         (trouble,) = msgspec.json.decode(done.stdout)["Troubles"]
         assert name in trouble
         assert trouble in call("cluster", "status", "--admin", address).stdout
+
+
+def test_status_is_bad_while_only_a_leaders_own_page_says_that_a_replica_is_behind(
+    call: Call,
+) -> None:
+    lagging = [{"node_id": 2, "lag_ms": 31_000}]
+    led = partition(True, voters=[1, 2], isr=[1], lagging=lagging)
+    former = partition(True, voters=[1, 2], isr=[1, 2], lagging=[]) | {"leader_epoch": 4}
+    assert pictured(answer(1, {}, partitions=[partition(True)])).behind() == []
+    assert pictured(answer(1, {}, partitions=[former])).behind() == []
+    told = answer(1, {}, partitions=[led])
+    told["metadata"]["voters"] = [1]
+    assert pictured(answer(2, {}, partitions=[former]), told).behind() == [("t", 0, 1, [1, 2], [1])]
+    with serving(msgspec.json.encode(told)) as address:
+        done = call("cluster", "status", "--admin", address, "--json")
+        assert done.exit_code == 1, done.output
+        (row,) = msgspec.json.decode(done.stdout)["UnderReplicatedPartitions"]
+        assert (row["Topic"], row["Replicas"], row["Isr"]) == ("t", [1, 2], [1])
+        shown = call("cluster", "status", "--admin", address)
+        assert (shown.exit_code, "1 under-replicated" in shown.stdout) == (1, True)
