@@ -50,7 +50,7 @@ _LISTENER_NAME: Final = re.compile(r"[A-Z0-9_-]{1,32}")
 
 NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
-    | {"RAFTMQ_ADMIN", "RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
+    | {"RAFTMQ_ADMIN", "RAFTMQ_ADMIN_TOKEN", "RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
 )
 """Variables of that prefix which are for other commands, or for the tests."""
 
@@ -203,6 +203,13 @@ class NodeConfig:
     admin_listener: Address = _key(
         "HTTP: /metrics, /health, /status.", default=Address("127.0.0.1", 9292)
     )
+    admin_token_file: Path | None = _key(
+        "A file with a token in each line, for `Authorization: Bearer`: pages of the admin port "
+        "that change something take nothing else, others are read without it from this machine "
+        "alone. "
+        "The command line reads the same variable (RAFTMQ_ADMIN_TOKEN_FILE).",
+        default=None,
+    )
     advertised_client: Address | None = _key(
         "Address that clients are told; default: client_listener.", default=None
     )
@@ -232,7 +239,9 @@ class NodeConfig:
         default=None,
     )
     insecure: bool = _key(
-        "Nodes are meant to speak plain outside the loopback: do not warn of it.", default=False
+        "It is meant that nodes speak plain outside the loopback, which is not warned of any more, "
+        "and that anybody changes things at an admin port without a token.",
+        default=False,
     )
     peers: tuple[PeerAddress, ...] = _key(
         "The first voters of the metadata group: [{id, host, port}], port being their peer "

@@ -65,7 +65,7 @@ class PageMaker:
         length = random.choice((len(body), len(body), len(body) + 7, 1 << 40, -1))
         lines = [
             f"{method} {path} HTTP/{random.choice(('1.1', '1.1', '1.0', '9.9'))}",
-            "Host: x",
+            "Host: localhost",
             f"Content-Length: {length}",
             *(f"X-{i}: {'v' * 200}" for i in range(random.choice((0, 0, 3, 400)))),
             random.choice(LAST_HEADERS),

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -117,6 +118,7 @@ class Node:
             "admin_listener": f"{places.host}:{places.admin_port}",
             "advertised_client": places.advertised_client,
             "advertised_peer": places.advertised_peer,
+            "admin_token_file": str(self.cluster.token_path),
             "log_format": "json",
         }
         lines = [f"node_id = {self.node_id}", f"peers = [{', '.join(peers)}]"]
@@ -185,12 +187,14 @@ class Node:
     def fault(self, faults: Mapping[str, Any]) -> None:
         """Tell the product's own fault switch."""
         body = json.dumps(faults).encode()
-        answer = self.ask(urllib.request.Request(self._url("/faults"), body, method="PUT"))
+        request = urllib.request.Request(self._url("/faults"), body, method="PUT")
+        answer = self.ask(request)
         if answer is None:
             raise StuckError(f"node {self.node_id} does not take faults")
 
     def ask(self, request: urllib.request.Request) -> dict[str, Any] | None:
         """A JSON answer; None when there is none."""
+        request.add_header("Authorization", f"Bearer {self.cluster.token}")
         try:
             try:
                 with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
@@ -254,6 +258,11 @@ class Cluster:
         self.folder = folder
         self.links = links
         self.cluster_id = "jepsen-like"
+        self.token = secrets.token_hex(16)
+        """Of admin ports, which are not on the loopback where nodes have networks of their own."""
+        self.token_path = folder / "admin-token"
+        self.token_path.touch(0o600)
+        self.token_path.write_text(self.token)
         self.defaults = dict(defaults)
         self._make_disk = make_disk
         self.nodes: dict[int, Node] = {}
@@ -335,7 +344,11 @@ class Cluster:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            env={**os.environ, "RAFTMQ_BOOTSTRAP": self.bootstrap},
+            env={
+                **os.environ,
+                "RAFTMQ_BOOTSTRAP": self.bootstrap,
+                "RAFTMQ_ADMIN_TOKEN": self.token,
+            },
             check=False,
         )
 

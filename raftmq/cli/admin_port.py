@@ -15,7 +15,7 @@ import msgspec
 
 from raftmq.cli.common import CommandError, open_admin, show_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
-from raftmq.cli.picture import find_addresses
+from raftmq.cli.picture import admin_refusal, admin_request, find_addresses
 from raftmq_client.blocking.admin import Admin
 
 
@@ -103,7 +103,7 @@ class AdminPort:
         failures = []
         for address in list(self._addresses):
             try:
-                return self._ask(urllib.request.Request(f"http://{address}{path}"))
+                return self._ask(admin_request(address, path))
             except OSError as error:
                 failures.append(f"{address}: {error}")
                 self._addresses.append(self._addresses.pop(0))  # another one first, next time
@@ -116,13 +116,8 @@ class AdminPort:
             CommandError: no node was reached, or the answer was lost.
         """
         self._turn_to_controller()
-        request = urllib.request.Request(
-            f"http://{self._addresses[0]}{path}",
-            data=msgspec.json.encode(body),
-            headers={"Content-Type": "application/json"},
-        )
         try:
-            answer = self._ask(request)
+            answer = self._ask(admin_request(self._addresses[0], path, body))
         except OSError as error:
             raise CommandError(f"outcome unknown: {error}", EXIT_UNKNOWN) from error
         with suppress(CommandError):  # what it did is known, whoever answers now
@@ -144,6 +139,8 @@ class AdminPort:
                 body = answer.read()
         except urllib.error.HTTPError as error:
             with error:
+                if refusal := admin_refusal(error):
+                    raise CommandError(f"{request.host}: {refusal}") from error
                 body = error.read()
             if error.code == 404:
                 raise CommandError(

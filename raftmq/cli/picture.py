@@ -8,6 +8,7 @@ what the Kafka protocol gives.
 
 from __future__ import annotations
 
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator
@@ -18,6 +19,8 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field
 
+from raftmq.cli.common import CommandError
+from raftmq.cli.main import EXIT_USAGE
 from raftmq.types import METADATA_TOPIC
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ResourceType
@@ -44,6 +47,9 @@ NODE_COLUMNS: Final = (
 )
 CATCH_UP_COLUMNS: Final = ("Topic", "Partition", "Replica", "BytesLeft", "EndOffset")
 STUCK_COLUMNS: Final = ("Topic", "Partition", "Leader", "LeaderEpoch", "Why")
+ADMIN_TOKEN: Final = "RAFTMQ_ADMIN_TOKEN"
+ADMIN_TOKEN_FILE: Final = "RAFTMQ_ADMIN_TOKEN_FILE"
+"""Variables with the token of admin ports, or a file whose first line it is."""
 
 
 @define(slots=True)
@@ -312,7 +318,7 @@ def _ask_all(addresses: list[str], timeout_s: float) -> list[NodeReport]:
 def ask_node(address: str, timeout_s: float) -> NodeReport:
     """The `/status` of the node with that admin port, or why there is none."""
     try:
-        with urllib.request.urlopen(f"http://{address}/status", timeout=timeout_s) as answer:
+        with urllib.request.urlopen(admin_request(address, "/status"), timeout=timeout_s) as answer:
             body = answer.read()
         status = msgspec.json.decode(body, type=dict[str, Any])
         if not status.keys() >= NEEDED:
@@ -320,7 +326,8 @@ def ask_node(address: str, timeout_s: float) -> NodeReport:
         return NodeReport(address, status["node_id"], status)
     except urllib.error.HTTPError as error:
         with error:
-            return NodeReport(address, failure=f"answers HTTP {error.code}")
+            refusal = admin_refusal(error) or f"answers HTTP {error.code}"
+            return NodeReport(address, failure=refusal)
     except urllib.error.URLError as error:
         return NodeReport(address, failure=_reason(error.reason))
     except OSError as error:
@@ -334,3 +341,45 @@ def _reason(error: object) -> str:
         return "no answer in time"
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error)).lower()
+
+
+# ---- admin ports ----
+
+
+def admin_request(address: str, path: str, body: object = None) -> urllib.request.Request:
+    """A request for a page of an admin port, with the token that the environment names; a body
+    makes it a POST.
+
+    Raises:
+        CommandError: the file of the token cannot be read.
+    """
+    request = urllib.request.Request(f"http://{address}{path}")
+    if body is not None:
+        request.data = msgspec.json.encode(body)
+        request.add_header("Content-Type", "application/json")
+    if token := _admin_token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return request
+
+
+def _admin_token() -> str:
+    path = os.environ.get(ADMIN_TOKEN_FILE)
+    if not path:
+        return os.environ.get(ADMIN_TOKEN, "").strip()
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return lines.readline().strip()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{ADMIN_TOKEN_FILE}: {path}: {error}", EXIT_USAGE) from error
+
+
+def admin_refusal(error: urllib.error.HTTPError) -> str:
+    """What a port said that refuses a caller; "" for any other error."""
+    if error.code not in (401, 403):
+        return ""
+    try:
+        told = msgspec.json.decode(error.read(), type=dict[str, Any]).get("error", "")
+    except (OSError, msgspec.MsgspecError):
+        told = ""
+    why = str(told) or f"HTTP {error.code}"
+    return f"{why}; {ADMIN_TOKEN_FILE} names a file with the token" if error.code == 401 else why

@@ -42,7 +42,7 @@ from raftmq.cli.explain import (
     summary,
 )
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
-from raftmq.cli.picture import Picture, take_picture
+from raftmq.cli.picture import Picture, admin_request, take_picture
 from raftmq.foreign import visible
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.errors import ClientError
@@ -129,8 +129,8 @@ def _page(picture: Picture, page: str, key: str, timeout_s: float) -> list[dict[
         if report.status is None:
             continue
         try:
-            url = f"http://{report.address}{page}"
-            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            request = admin_request(report.address, page)
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 told = msgspec.json.decode(answer.read(), type=dict[str, Any])
         except (OSError, ValueError, msgspec.MsgspecError):
             continue  # an older node, or one that went away: the others may know

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from random import Random
-from typing import Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -37,6 +37,7 @@ from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
+from raftmq.server.admin.access import Access
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort, Listening
@@ -60,6 +61,15 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+class Watched(Protocol):
+    """Files that are loaded anew when they change."""
+
+    name: str
+
+    def look(self, *, must_load: bool) -> Any: ...
+    def take(self, loaded: Any) -> None: ...
 
 
 class Node(NodeCore):
@@ -87,6 +97,7 @@ class Node(NodeCore):
         }
         self.peer_tls = None if config.peer_tls == PEER_TLS_OFF else PeerTls(config)
         path = config.first_user_file
+        self.access = Access(config)
         self._first_user = None if path is None else read_first_user(path)
         self._must_reload = trio.Event()
         self._stopping = trio.Event()
@@ -238,7 +249,7 @@ class Node(NodeCore):
         )
         self.compose(environment, journal)
         flusher.around = self.plane.multiraft.batch
-        self.faults = FaultSwitch(self.links, flusher) if is_armed(os.environ) else None
+        self.faults = FaultSwitch(self.links, flusher) if self._may_break() else None
         self.port = ClientPort(
             self.dispatcher.begin,
             self._limits(),
@@ -249,6 +260,15 @@ class Node(NodeCore):
             pause=self.plane.pause,
             authenticators=self.authenticators,
         )
+
+    def _may_break(self) -> bool:
+        """True when faults can be switched on at the admin port."""
+        if not is_armed(os.environ):
+            return False
+        if self.config.admin_listener.is_loopback or self.access.is_guarded:
+            return True
+        logger.error("faults are refused: the admin port is not on the loopback and has no token")
+        return False
 
     def _make_engine(self) -> DrivenEngine:
         plane = self.plane
@@ -294,21 +314,25 @@ class Node(NodeCore):
 
     async def _watch_certificates(self) -> None:
         """Load them when they change, or when asked to; connections that are open stay."""
-        watched = [*self.tls.values(), *([self.peer_tls] if self.peer_tls else [])]
+        watched: list[Watched] = [*self.tls.values()]
+        if self.peer_tls is not None:
+            watched.append(self.peer_tls)
+        if self.access.is_guarded:
+            watched.append(self.access)
         while watched:
             with trio.move_on_after(CERTIFICATES_S):
                 await self._must_reload.wait()
             is_asked = self._must_reload.is_set()
             self._must_reload = trio.Event()
-            for tls in watched:
+            for files in watched:
                 try:
-                    loaded = await trio.to_thread.run_sync(partial(tls.look, must_load=is_asked))
+                    loaded = await trio.to_thread.run_sync(partial(files.look, must_load=is_asked))
                 except ConfigError as error:
                     logger.error("certificates cannot be loaded, the old ones stay", why=str(error))
                     continue
                 if loaded is not None:
-                    tls.take(loaded)
-                    logger.info("certificates loaded", listener=tls.name)
+                    files.take(loaded)
+                    logger.info("certificates loaded", listener=files.name)
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread, so that heartbeats go on: the import is
@@ -323,6 +347,7 @@ class Node(NodeCore):
             status=lambda: describe(self),
             metrics=exposition.Exposition(self).render,
             faults=self.faults,
+            access=self.access,
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),

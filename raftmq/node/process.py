@@ -192,10 +192,8 @@ def grow_descriptor_table(limit: int) -> None:
 
 async def _run(config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None]) -> int:
     wanted = [signal.SIGTERM, signal.SIGINT]
-    has_certificates = config.peer_tls != PEER_TLS_OFF or any(
-        listener.has_tls for listener in config.client_listeners
-    )
-    if has_certificates:
+    has_files = config.peer_tls != PEER_TLS_OFF or config.admin_token_file is not None
+    if has_files or any(listener.has_tls for listener in config.client_listeners):
         wanted.append(signal.SIGHUP)  # else there is nothing to load anew, and it ends the process
     with trio.open_signal_receiver(*wanted) as signals:
         async with trio.open_nursery() as nursery:

@@ -29,6 +29,7 @@ from raftmq.config import (
 from raftmq.runtime.certificates import Certificates, files_of, load
 from raftmq.runtime.faults import VARIABLE
 from raftmq.runtime.peer_tls import load_peer_files, peer_files
+from raftmq.server.admin.access import Access
 from raftmq.server.kafka.caller import ANONYMOUS
 
 SOON_S: Final = 30 * 86_400.0
@@ -58,7 +59,7 @@ def review(config: NodeConfig, environment: Mapping[str, str]) -> list[Finding]:
     found = [_judge_listener(config, listener) for listener in config.client_listeners]
     found += _judge_rights(config)
     found += _judge_peers(config)
-    found.append(_judge_private("admin_listener", config.admin_listener))
+    found.append(_judge_admin(config))
     for listener in config.listeners:
         if listener.has_tls:
             found.append(_judge_certificate(listener.name, partial(load, files_of(listener))))
@@ -121,6 +122,22 @@ def _judge_peers(config: NodeConfig) -> Iterator[Finding]:
         yield _judge_certificate(name, load_files)
 
 
+def _judge_admin(config: NodeConfig) -> Finding:
+    name, address = "admin_listener", config.admin_listener
+    if config.admin_token_file is not None:
+        try:
+            Access(config)
+        except ConfigError as error:
+            return Finding(name, Verdict.OPEN, str(error))
+        if address.is_loopback:
+            return Finding(name, Verdict.OK, f"{address} is the loopback, and wants a token")
+        why = f"{address} wants a token, which is not encrypted: only operators may reach it"
+        return Finding(name, Verdict.LOOK, why)
+    if not address.is_loopback and config.insecure:
+        return Finding(name, Verdict.OPEN, "insecure: anybody changes things: admin_token_file")
+    return _judge_private(name, address)
+
+
 def _judge_private(key: str, address: Address) -> Finding:
     """Nothing protects these ports but the network that they are in."""
     if address.is_loopback:
@@ -167,6 +184,8 @@ def _judge_files(config: NodeConfig) -> Iterator[Finding]:
         for key in ("peer_key_file", "peer_key_password_file"):
             if (path := getattr(config, key)) is not None:
                 secret.setdefault(path, key)
+    if config.admin_token_file is not None:
+        secret.setdefault(config.admin_token_file, "admin_token_file")
     if config.first_user_file is not None:
         secret.setdefault(config.first_user_file, "first_user_file")
     for path, name in secret.items():

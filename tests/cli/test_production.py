@@ -88,6 +88,27 @@ def test_every_address_is_no_private_one(call: Call, tmp_path: Path) -> None:
     assert verdicts(call, path, is_open=True)["peer_listener"] == "open"
 
 
+def test_a_token_of_the_admin_port(call: Call, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    path = write(
+        tmp_path,
+        token=("authorizer", f'admin_token_file = "{token}"\nauthorizer'),
+        port=('admin_listener = "127.0.0.1', 'admin_listener = "8.8.8.8'),
+    )
+    assert verdicts(call, path, is_open=True)["admin_listener"] == "open"
+    token.write_text("a-token-of-16-characters\n")
+    token.chmod(0o600)
+    found = verdicts(call, path, is_open=False)
+    assert (found["admin_listener"], found["admin_token_file"]) == ("look", "ok")
+
+
+def test_anybody_at_the_admin_port(call: Call, tmp_path: Path) -> None:
+    host = ('admin_listener = "127.0.0.1', 'admin_listener = "10.0.0.1')
+    assert verdicts(call, write(tmp_path, host=host), is_open=False)["admin_listener"] == "look"
+    path = write(tmp_path, host=host, insecure=("authorizer", "insecure = true\nauthorizer"))
+    assert verdicts(call, path, is_open=True)["admin_listener"] == "open"
+
+
 @pytest.mark.parametrize(("mode", "verdict"), [("accept", "open"), ("required", "ok")])
 def test_tls_between_nodes(mode: str, verdict: str, call: Call, tmp_path: Path) -> None:
     found = peer_files(tmp_path / "peers", "raftmq-node-1")

@@ -31,6 +31,7 @@ from starlette.routing import Route
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
+from raftmq.server.admin.access import Access
 from raftmq.server.admin.balance import BalancePage, balance_routes
 from raftmq.server.admin.pages import (
     LeadersPage,
@@ -59,9 +60,11 @@ REASON_LENGTH_MAX: Final = 300
 _log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS"))
 _JSON: Final = "application/json"
+REFUSED_CODE: Final = "CLUSTER_AUTHORIZATION_FAILED"
 FAULTS_BYTES_MAX: Final = 64 << 10
 FAULTS_REFUSED: Final = (
-    "faults are refused: start this node with RAFTMQ_FAULTS=1, never in production"
+    "faults are refused: start this node with RAFTMQ_FAULTS=1, never in production; an admin port "
+    "outside the loopback needs an admin_token_file besides"
 )
 
 
@@ -82,12 +85,14 @@ class PageSources:
 
     Attributes:
         faults: breaks this node on purpose; None: /faults is refused.
+        access: says who may do what.
     """
 
     health: Health
     status: Status
     metrics: Metrics
     faults: FaultPort | None
+    access: Access
     nodes: NodesPage
     leaders: LeadersPage
     balance: BalancePage
@@ -252,7 +257,7 @@ async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: Coun
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.read_timeout = READ_TIMEOUT_S
     config.include_server_header = False
-    app: Any = ASGIWrapper(guarded(make_app(sources), count_bug))
+    app: Any = ASGIWrapper(guarded(checked(make_app(sources), sources.access), count_bug))
     context = WorkerContext(None)
     open_connections = 0
 
@@ -286,6 +291,36 @@ def _only(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def checked(app: Any, access: Access) -> Any:
+    """The same pages, for those that may."""
+
+    async def serve_one(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = {
+                name.decode("latin-1").lower(): value.decode("latin-1")
+                for name, value in scope["headers"]
+            }
+            client = str((scope.get("client") or ("",))[0])
+            refusal = access.refusal(scope["method"], scope["path"], headers, client)
+            if refusal is not None:
+                code, why = refusal
+                _log.warning(
+                    "an admin request was refused",
+                    peer=client,
+                    method=scope["method"],
+                    path=scope["path"][:REASON_LENGTH_MAX],
+                    why=why,
+                )
+                response = answer({"error": why, "code": REFUSED_CODE}, code)
+                if code == 401:
+                    response.headers["WWW-Authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return serve_one
 
 
 def guarded(app: Any, count_bug: CountBug) -> Any:

@@ -16,7 +16,9 @@ import trio.testing
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
+from raftmq.config import NodeConfig
 from raftmq.server.admin import http as admin_http
+from raftmq.server.admin.access import Access
 from raftmq.server.admin.http import PAGES, PageSources, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 
@@ -31,7 +33,7 @@ async def ask(
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
         await stream.send_all(
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Accept: {accept}\r\nContent-Length: {len(sent)}\r\n\r\n".encode()
             + sent
         )
@@ -71,6 +73,7 @@ def sources(**given: Any) -> PageSources:
         "status": status,
         "metrics": metrics,
         "faults": None,
+        "access": Access(NodeConfig(node_id=1, data="d")),  # type: ignore[arg-type]  # converted
         "nodes": NoCluster(),
         "leaders": NoCluster(),
         "balance": NoCluster(),
@@ -180,7 +183,9 @@ async def test_a_bug_in_the_servers_protocol_costs_one_connection(
             assert [line["event"] for line in logs] == ["an admin connection met a bug"]
             assert [type(error) for error in bugs] == [trio.BusyResourceError]
             assert "BusyResourceError" in logs[0]["why"]
-            await first.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await first.send_all(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             assert (await first.receive_some()).startswith(b"HTTP/1.1 200")
         assert (await get(port, "/health"))[0] == 200
 
@@ -194,7 +199,7 @@ async def say(port: int, sent: bytes, *, is_answered: bool) -> bytes:
     return b""
 
 
-HEADERS = b" /health HTTP/1.1\r\nHost: x\r\n"
+HEADERS = b" /health HTTP/1.1\r\nHost: localhost\r\n"
 ODD = {
     "hEAD": (b"hEAD" + HEADERS + b"\r\n", b"501"),
     "BREW": (b"BREW" + HEADERS + b"\r\n", b"501"),
@@ -263,7 +268,9 @@ async def test_a_bug_in_a_page_costs_one_request() -> None:
             assert (line["event"], line["path"]) == ("an admin request met a bug", "/status")
             assert line["why"] == "Planted: a bug"
             assert [type(error) for error in bugs] == [Planted] * 3, "each, though one is told"
-            await first.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await first.send_all(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             assert (await first.receive_some()).startswith(b"HTTP/1.1 200")
         assert (await get(port, "/metrics"))[0] == 200
 

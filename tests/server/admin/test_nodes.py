@@ -53,7 +53,7 @@ async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
         method: str, path: str, body: bytes = b"", kind: str = "application/json"
     ) -> tuple[int, Any]:
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         stream = await trio.open_tcp_stream("127.0.0.1", port)

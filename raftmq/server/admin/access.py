@@ -1,0 +1,184 @@
+"""Who may do what at the admin port: a token, and what goes without one.
+
+With a token (`admin_token_file`) pages that change something take it alone, others are read without
+it from this machine only. Without a token this machine may do everything where the port is on the
+loopback; elsewhere the port is for reading, unless `insecure` says otherwise. /health is for
+everybody, as load balancers carry no tokens.
+
+A page of another site, open in a browser on this machine, is somebody else: it may reach the port
+by a name of its own that it lets point here (DNS rebinding). So what comes without a token must
+name the port by a number, as localhost, or by a name of the configuration.
+
+A file holds a token in each line, so that one can be replaced: first both, then the new one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Final
+
+from attrs import field, frozen
+
+from raftmq.config import ConfigError, NodeConfig
+
+TOKEN_LENGTH_MIN: Final = 16
+FILE_BYTES_MAX: Final = 64 << 10
+_SCHEME: Final = "bearer "
+_HEALTH: Final = frozenset(("/health", "/health/ready", "/health/live"))
+_READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+
+UNKNOWN_TOKEN: Final = 401, "no token of this port"
+NO_TOKEN: Final = 401, "this port wants the token of admin_token_file: Authorization: Bearer ..."
+READ_ONLY: Final = (
+    403,
+    "this port is for reading: it is not on the loopback, and there is no admin_token_file",
+)
+FOREIGN_HOST: Final = (
+    403,
+    "Host is no number and no name of this port (admin_listener, advertised_admin)",
+)
+
+Refusal = tuple[int, str]
+"""Status and text."""
+
+
+@frozen
+class Tokens:
+    """What was read of a file; `mark` tells that it changed."""
+
+    texts: tuple[bytes, ...] = field(repr=False)
+    mark: tuple[int, int, int]
+
+
+class Access:
+    """The rules of one port."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        """Read the tokens, if there are any.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        self.name = "admin_listener"
+        self._path = config.admin_token_file
+        self._loaded = None if self._path is None else read_tokens(self._path)
+        self._failed: tuple[int, int, int] | None = None
+        self._is_open = config.admin_listener.is_loopback or config.insecure
+        addresses = (config.admin_listener, config.admin_address)
+        self._hosts = frozenset(["localhost", *(one.host.lower() for one in addresses)])
+
+    @property
+    def is_guarded(self) -> bool:
+        """True when nobody without a token changes anything."""
+        return self._loaded is not None
+
+    def look(self, *, must_load: bool) -> Tokens | None:
+        """Read the file if it changed, or in any case; None where nothing has to be done.
+
+        Raises:
+            ConfigError: it cannot be used; told once for each state of it.
+        """
+        if self._path is None or self._loaded is None:
+            return None
+        mark = _mark(self._path)
+        if not must_load and mark in (self._loaded.mark, self._failed):
+            return None
+        self._failed = mark
+        return read_tokens(self._path)
+
+    def take(self, loaded: Tokens) -> None:
+        """Know these tokens from now on."""
+        self._loaded = loaded
+        self._failed = None
+
+    def refusal(
+        self, method: str, path: str, headers: Mapping[str, str], client: str
+    ) -> Refusal | None:
+        """Why a request is refused; None when it is served.
+
+        Args:
+            headers: by their names in small letters.
+            client: the address that it came from.
+        """
+        if self._loaded is not None and (said := headers.get("authorization", "")):
+            return None if self._knows(said, self._loaded) else UNKNOWN_TOKEN
+        if path in _HEALTH:
+            return None
+        if not self._is_own(headers.get("host", "")):
+            return FOREIGN_HOST
+        is_read = method in _READS
+        if self._loaded is not None:
+            return None if is_read and _is_loopback(client) else NO_TOKEN
+        return None if is_read or self._is_open else READ_ONLY
+
+    def _knows(self, said: str, tokens: Tokens) -> bool:
+        if not said.lower().startswith(_SCHEME):
+            return False
+        token = said[len(_SCHEME) :].strip().encode("utf-8", "surrogateescape")
+        # All of them are compared: the time tells nothing.
+        return sum(hmac.compare_digest(token, known) for known in tokens.texts) > 0
+
+    def _is_own(self, host: str) -> bool:
+        """True for a Host that no stranger's name server decides on; browsers always send one."""
+        if not host:
+            return True
+        if host.startswith("["):
+            name = host[1:].partition("]")[0]
+        else:
+            name = host.rpartition(":")[0] or host
+        if name.lower() in self._hosts:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _is_loopback(client: str) -> bool:
+    try:
+        address = ip_address(client)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def read_tokens(path: Path) -> Tokens:
+    """Read a file of tokens.
+
+    Raises:
+        ConfigError: it cannot be used; it says why, and nothing of what stands there.
+    """
+    mark = _mark(path)
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX)
+    except OSError as error:
+        raise _refusal(path, error.strerror or "cannot be read") from None
+    if mode & stat.S_IROTH:
+        raise _refusal(path, "everyone may read it: chmod o-r")
+    tokens = tuple(filter(None, map(bytes.strip, text.splitlines())))
+    if not tokens or min(map(len, tokens)) < TOKEN_LENGTH_MIN:
+        wanted = f"of {TOKEN_LENGTH_MIN} characters or more (openssl rand -hex 32)"
+        raise _refusal(path, f"a token in each line, {wanted}")
+    return Tokens(tokens, mark)
+
+
+def _refusal(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"key 'admin_token_file': {path}: {why}")
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0  # whoever reads it says so
+    return found.st_ino, found.st_size, found.st_mtime_ns

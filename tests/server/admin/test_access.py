@@ -1,0 +1,162 @@
+"""Who may do what at the admin port."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
+from raftmq.server.admin.http import serve_admin
+from raftmq.server.kafka.listener import open_listen_socket
+from tests.server.admin.test_http import sources
+
+TOKEN = "0123456789abcdef"
+HERE, ELSEWHERE = "127.0.0.1", "10.9.9.9"
+
+
+def access(folder: Path, *, host: str = "127.0.0.1", token: str = TOKEN, **fields: Any) -> Access:
+    if token:
+        fields["admin_token_file"] = folder / "token"
+        fields["admin_token_file"].write_text(token)
+        fields["admin_token_file"].chmod(0o600)
+    return Access(NodeConfig(node_id=1, data=folder, admin_listener=Address(host, 9292), **fields))
+
+
+GUARDED: dict[str, Any] = {}
+OPEN = {"token": ""}
+READING = {"token": "", "host": "10.0.0.1"}
+INSECURE = {"token": "", "host": "10.0.0.1", "insecure": True}
+RIGHT = {"authorization": f"Bearer {TOKEN}", "host": "anything.example"}
+WRONG = {"authorization": "Bearer 0123456789abcdeF"}
+
+
+@pytest.mark.parametrize(
+    ("port", "method", "path", "headers", "client", "refusal"),
+    [
+        (GUARDED, "POST", "/nodes/change", RIGHT, ELSEWHERE, None),
+        (GUARDED, "POST", "/nodes/change", {}, HERE, NO_TOKEN),
+        (GUARDED, "POST", "/nodes/change", WRONG, HERE, UNKNOWN_TOKEN),
+        (GUARDED, "PUT", "/faults", {}, HERE, NO_TOKEN),
+        (GUARDED, "DELETE", "/faults", {}, HERE, NO_TOKEN),
+        (GUARDED, "GET", "/status", {}, HERE, None),
+        (GUARDED, "GET", "/status", {}, "::1", None),
+        (GUARDED, "GET", "/status", {}, "::ffff:127.0.0.1", None),
+        (GUARDED, "GET", "/status", {}, ELSEWHERE, NO_TOKEN),
+        (GUARDED, "GET", "/status", {}, "::ffff:10.9.9.9", NO_TOKEN),
+        (GUARDED, "GET", "/status", {}, "", NO_TOKEN),
+        (GUARDED, "GET", "/status", WRONG, HERE, UNKNOWN_TOKEN),
+        (GUARDED, "GET", "/status", {"authorization": f"Basic {TOKEN}"}, HERE, UNKNOWN_TOKEN),
+        (GUARDED, "GET", "/status", {"authorization": "Bearer "}, HERE, UNKNOWN_TOKEN),
+        (GUARDED, "GET", "/health/ready", {"host": "balancer.example"}, ELSEWHERE, None),
+        (OPEN, "POST", "/nodes/change", {}, HERE, None),
+        (OPEN, "POST", "/nodes/change", WRONG, HERE, None),
+        (OPEN, "POST", "/nodes/change", {"host": "evil.example:9292"}, HERE, FOREIGN_HOST),
+        (OPEN, "GET", "/status", {"host": "evil.example"}, HERE, FOREIGN_HOST),
+        (OPEN, "GET", "/status", {"host": "localhost:9292"}, HERE, None),
+        (OPEN, "GET", "/status", {"host": "[::1]:9292"}, HERE, None),
+        (OPEN, "GET", "/status", {"host": "192.168.0.7"}, HERE, None),
+        (READING, "GET", "/status", {}, ELSEWHERE, None),
+        (READING, "POST", "/nodes/change", {}, ELSEWHERE, READ_ONLY),
+        (READING, "POST", "/nodes/change", {}, HERE, READ_ONLY),
+        (READING, "TRACE", "/status", {}, HERE, READ_ONLY),
+        (INSECURE, "POST", "/nodes/change", {}, ELSEWHERE, None),
+    ],
+)
+def test_who_may(
+    port: dict[str, Any],
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    client: str,
+    refusal: object,
+    tmp_path: Path,
+) -> None:
+    said = {"host": "127.0.0.1:9292", **headers}
+    assert access(tmp_path, **port).refusal(method, path, said, client) == refusal
+
+
+def test_names_of_the_configuration_are_its_own(tmp_path: Path) -> None:
+    rules = access(tmp_path, advertised_admin=Address("N1.example.org", 80))
+    for host in ("n1.example.org", "N1.EXAMPLE.ORG:9292", ""):
+        assert rules.refusal("GET", "/status", {"host": host}, HERE) is None
+
+
+def test_a_token_is_replaced_by_way_of_two(tmp_path: Path) -> None:
+    rules = access(tmp_path)
+    path = tmp_path / "token"
+    new = "f" * 32
+
+    def known() -> list[bool]:
+        headers = [{"authorization": f"Bearer {token}"} for token in (TOKEN, new)]
+        return [rules.refusal("POST", "/balance", said, ELSEWHERE) is None for said in headers]
+
+    assert rules.look(must_load=False) is None
+    for text, expected in ((f"{TOKEN}\n{new}\n", [True, True]), (f"\n  {new} \n", [False, True])):
+        path.write_text(text)
+        loaded = rules.look(must_load=False)
+        assert loaded is not None
+        rules.take(loaded)
+        assert known() == expected
+        assert TOKEN not in repr(loaded)
+    path.write_text("short\n")
+    with pytest.raises(ConfigError, match="a token in each line, of 16 characters") as caught:
+        rules.look(must_load=False)
+    assert "short" not in str(caught.value)
+    assert rules.look(must_load=False) is None, "told once"
+    assert known() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        (None, 0o600, "No such file"),
+        ("", 0o600, "a token in each line"),
+        (f"{TOKEN}\nx\n", 0o600, "a token in each line"),
+        (TOKEN, 0o604, "everyone may read it"),
+    ],
+)
+def test_a_file_that_cannot_be_used(text: str | None, mode: int, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"key 'admin_token_file': {path}: {told}"):
+        Access(NodeConfig(node_id=1, data=tmp_path, admin_token_file=path))
+
+
+async def test_a_refusal_at_the_port(tmp_path: Path) -> None:
+    """Before the page is looked for; the connection goes on."""
+    sock = open_listen_socket("127.0.0.1", 0)
+    bugs: list[Exception] = []
+    rules = access(tmp_path)
+    said = "POST /balance HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n%s\r\n{}"
+    with capture_logs() as logged, trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_admin, sock, sources(access=rules), bugs.append)
+            for more, code in (("", 401), (f"Authorization: bearer {TOKEN}\r\n", 415)):
+                stream = await trio.open_tcp_stream(*sock.getsockname())
+                async with stream:
+                    await stream.send_all((said % more).encode())
+                    head, _, body = (await stream.receive_some()).partition(b"\r\n\r\n")
+                    while not body.endswith(b"}"):
+                        body += await stream.receive_some()
+                assert head.startswith(b"HTTP/1.1 %d " % code)
+                if code == 401:
+                    assert b"www-authenticate: bearer" in head.lower()
+                    assert json.loads(body) == {
+                        "error": NO_TOKEN[1],
+                        "code": "CLUSTER_AUTHORIZATION_FAILED",
+                    }
+            nursery.cancel_scope.cancel()
+    sock.close()
+    assert bugs == []
+    assert [(line["event"], line["path"]) for line in logged] in (
+        [("an admin request was refused", "/balance")],
+        [],  # another test's line came within ten seconds
+    )
