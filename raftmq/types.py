@@ -78,3 +78,6 @@ METADATA_TOPIC_ID = TopicId(UUID(int=1))
 METADATA_GROUP = RaftGroupId(METADATA_TOPIC_ID, 0, 0)
 VIEW_SUFFIX = ".retired"
 """How the name of a view over retired partitions ends, unless an operator gave it another one."""
+READS_RETIRED = b"raftmq:retired"
+"""How the user data of a group's member ends that can be given what a topic lists no more, as our
+own client's can."""

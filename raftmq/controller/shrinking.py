@@ -17,7 +17,7 @@ from raftmq.metadata.commands import PartitionState, SealPartitions, ShrinkTopic
 from raftmq.metadata.config_keys import CLOSING_QUIET
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import LEVEL_OF_VIEWS, MetadataImage, TopicImage
-from raftmq.metadata.subscriptions import topics_in_use
+from raftmq.metadata.subscriptions import reads_retired, topics_in_use
 from raftmq.types import VIEW_SUFFIX, TopicId, TopicPartition
 
 NAMES_MAX: Final = 10
@@ -128,12 +128,19 @@ def _check_retention(topic: TopicImage, configs: Mapping[str, str]) -> None:
 
 
 def left_behind(image: MetadataImage, topic: TopicImage, view: str) -> list[str]:
-    """The groups that read a topic, or did, and that do not read the view."""
+    """The groups that read a topic, or did, and that would not see what it retires: they do not
+    read the view, nor do all their members read on by themselves."""
     found = []
     for name in image.groups.names():
         group = image.groups.groups[name]
         reads = topics_in_use(group.protocol_type, (m.subscription for m in group.members))
         if reads is not None and view in reads:
+            continue
+        if (
+            reads
+            and topic.name in reads
+            and all(reads_retired(m.subscription) for m in group.members)
+        ):
             continue
         # One that has read nothing of what goes has all of that before it.
         has_offsets = any(

@@ -4,6 +4,9 @@ kio's own reader never sees bytes from the network: it allocates what a length f
 its dataclass metadata is used, one module per (API, version, direction), imported when first
 needed. Compiled code is kept for the life of the process.
 
+What raftmq says beyond Kafka's schemas stands in tagged fields of its own (`_with_own`), which
+other clients skip (KIP-482).
+
 Bytes after the last field of a body are ignored, as Kafka's own parser does. Zero UUIDs are None.
 Strings, counts and lengths are checked before anything is allocated; whatever is wrong with bytes
 from outside is a RemoteProtocolError, whatever is wrong with a message of ours a TypeError.
@@ -20,6 +23,8 @@ from collections.abc import Generator, Iterable, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Literal, get_args, get_origin
+
+from attrs import evolve
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.protocol.api_versions import ANNOUNCED, ApiKey
@@ -46,6 +51,8 @@ _WIRE: Final = {
     "timedelta_i64": "int64",
     "datetime_i64": "int64",
 }
+_OWN_TAG: Final = 10_000
+"""The first tag of raftmq's own fields. Kafka numbers its tags from 0 on, without a gap."""
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "string": "",
     "bytes": b"",
@@ -346,7 +353,33 @@ def _load(api: ApiKey, version: int, direction: Direction) -> Schema:
         if isinstance(candidate, type)
         and getattr(getattr(candidate, "__type__", None), "name", None) == direction
     )
-    return _schema(entity, "")
+    schema = _schema(entity, "")
+    is_own = (api, direction) == (ApiKey.METADATA, "response")
+    return _with_own(schema) if is_own and schema.flexible else schema
+
+
+def _with_own(schema: Schema) -> Schema:
+    """A Metadata answer whose topics also tell of what they list no more: the partitions that can
+    be read on under the topic's name, and the view over them. Left out where there is nothing."""
+    topics = next(field for field in schema.fields if field.name == "topics")
+    assert topics.struct is not None
+    listed = next(field for field in topics.struct.fields if field.name == "partitions")
+    assert listed.struct is not None
+    path = f"{topics.struct.path}.retired_partitions"
+    retired = evolve(
+        listed,
+        name="retired_partitions",
+        tag=_OWN_TAG,
+        nullable=False,
+        default=(),
+        struct=evolve(listed.struct, path=path),
+    )
+    view = Field("retired_view", "string", False, False, _OWN_TAG + 1, "")
+    tagged = (*topics.struct.tagged, retired, view)
+    told = evolve(topics, struct=evolve(topics.struct, tagged=tagged))
+    return evolve(
+        schema, fields=tuple(told if field is topics else field for field in schema.fields)
+    )
 
 
 def _import_kio_without_hypothesis() -> None:

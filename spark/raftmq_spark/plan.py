@@ -25,7 +25,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin
 from raftmq_client.core.admin import EARLIEST, LATEST, READ_COMMITTED
-from raftmq_client.core.metadata import TopicInfo
+from raftmq_client.core.metadata import TopicInfo, without_views
 from raftmq_client.errors import BrokerError
 from raftmq_spark.errors import DataLossError, PlanError
 from raftmq_spark.options import Bound, BoundKind, SourceOptions
@@ -147,8 +147,10 @@ def find_topics(admin: Admin, options: SourceOptions) -> list[TopicInfo]:
 
 
 def _partitions(options: SourceOptions, topics: Iterable[TopicInfo]) -> list[TopicPartition]:
+    """What is to be read: also what a topic lists no more, which no view is to show once more."""
+    whole = topics if options.assigned else without_views(topics)
     keys = [
-        TopicPartition(topic.name, item.partition) for topic in topics for item in topic.partitions
+        TopicPartition(topic.name, item.partition) for topic in whole for item in topic.readable
     ]
     if not options.assigned:
         return keys

@@ -191,7 +191,8 @@ class _Read:
                 continue
             waited = time.monotonic() - moved_at
             if waited >= _DELETED_S and reader.is_unknown:
-                self._lost(f"offsets [{position}, {part.end}) are gone: the topic is deleted")
+                gone = "the topic is deleted, or has no such partition any more"
+                self._lost(f"offsets [{position}, {part.end}) are gone: {gone}")
                 return
             if waited * 1000 >= self.client.timeout_ms:
                 raise ReadError(

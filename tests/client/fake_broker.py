@@ -105,6 +105,8 @@ class FakeBroker(Transactions, Users):
         self.topic_ids: dict[str, UUID] = {}
         self.configs: dict[str, dict[str, str]] = {}
         self.moves: dict[tuple[str, int], list[int]] = {}
+        self.listed: dict[str, int] = {}
+        """Topics that list only so many of their partitions; the others are retired."""
         self.broker_configs: dict[str, dict[str, str]] = {}
         """What was set for a broker by its id, and for all of them by the empty name."""
         self.groups: dict[str, dict[tuple[str, int], int]] = {}
@@ -296,21 +298,25 @@ class FakeBroker(Transactions, Users):
         code = self.topic_errors.get(name, code)
         if name not in self.topic_ids or code:
             return Struct(error_code=code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+        rows = [
+            Struct(
+                partition_index=partition,
+                leader_id=NODE_ID,
+                leader_epoch=0,
+                replica_nodes=[*self.moves.get((name, partition), ()), NODE_ID],
+                isr_nodes=[NODE_ID],
+            )
+            for topic, partition in sorted(self.logs)
+            if topic == name
+        ]
+        listed = self.listed.get(name, len(rows))
         return Struct(
             error_code=0,
             name=name,
             topic_id=self.topic_ids[name],
-            partitions=[
-                Struct(
-                    partition_index=partition,
-                    leader_id=NODE_ID,
-                    leader_epoch=0,
-                    replica_nodes=[*self.moves.get((name, partition), ()), NODE_ID],
-                    isr_nodes=[NODE_ID],
-                )
-                for topic, partition in sorted(self.logs)
-                if topic == name
-            ],
+            partitions=rows[:listed],
+            retired_partitions=rows[listed:],
+            retired_view=f"{name}.retired" if rows[listed:] else "",
         )
 
     def _on_produce(self, version: int, body: memoryview, code: ErrorCode) -> bytes | None:

@@ -101,6 +101,8 @@ def test_one_request_at_a_time_and_none_while_fresh() -> None:
                         offline_replicas=[],
                     )
                 ],
+                retired_partitions=[],
+                retired_view="",
             )
         ],
     )

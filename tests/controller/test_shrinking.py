@@ -21,7 +21,7 @@ from raftmq.metadata.commands import (
     ShrinkTopic,
 )
 from raftmq.metadata.image import LEVEL_OF_MOVES
-from raftmq.types import VIEW_SUFFIX
+from raftmq.types import READS_RETIRED, VIEW_SUFFIX
 from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id
 
 CONFIGS = {
@@ -55,10 +55,13 @@ class Planned(Machine):
         epoch = self.image.brokers[node(1)].epoch
         self.apply(ClaimGroup(group=group, node_id=node(1), broker_epoch=epoch))
 
-    def join(self, group: str, *topics: str, protocol_type: str = "consumer") -> None:
+    def join(
+        self, group: str, *topics: str, protocol_type: str = "consumer", data: bytes | None = None
+    ) -> None:
         """A member reads these topics."""
+        told = struct.pack(">i", -1) if data is None else struct.pack(">i", len(data)) + data
         named = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
-        subscription = struct.pack(">hi", 0, len(topics)) + named + struct.pack(">i", -1)
+        subscription = struct.pack(">hi", 0, len(topics)) + named + told
         known = self.image.groups.groups[group]
         member = GroupMember(
             member_id="m",
@@ -182,6 +185,19 @@ def test_groups_that_would_lose_something_are_named(machine: Planned) -> None:
     assert rows[-1] == "group: h"
     machine.join("h", VIEW)
     assert isinstance(machine.plan(call())[0], ShrinkTopic)
+
+
+def test_groups_whose_members_read_on_by_themselves_lose_nothing(machine: Planned) -> None:
+    machine.commit("g", 2)
+    machine.join("g", "a", data=READS_RETIRED)
+    assert isinstance(machine.plan(call())[0], ShrinkTopic)
+    machine.join("g", "a", data=b"\0\0\0\7" + READS_RETIRED)
+    assert isinstance(machine.plan(call())[0], ShrinkTopic)
+    for data in (READS_RETIRED + b"2", b"", None):
+        machine.join("g", "a", data=data)
+        assert machine.plan(call())[1][1:] == ["group: g"]
+    machine.join("g", "b", data=READS_RETIRED)
+    assert machine.plan(call())[1][1:] == ["group: g"], "it has read it, and may come back"
 
 
 def test_a_member_whose_subscription_nobody_can_read_counts_by_its_offsets(

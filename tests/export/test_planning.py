@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from raftmq_client.blocking import Admin
 from raftmq_spark.export.errors import ArchiveError, LostRecordsError
 from raftmq_spark.export.manifest import PartitionKey, Until
-from raftmq_spark.export.planning import Position, Wishes, decide
+from raftmq_spark.export.planning import Position, Wishes, decide, need_topics, positions
+from tests.client.fake_broker import FakeBroker
 
 KEY = PartitionKey("t", "id-2", 0)
 OLD = PartitionKey("t", "id-1", 0)
@@ -89,3 +91,21 @@ def test_a_topic_created_anew() -> None:
 def test_large_ranges_are_cut() -> None:
     cut, _ = ranges(Position(0, 10), records_per_file=4)
     assert cut == [(0, 3), (3, 6), (6, 10)]
+
+
+def test_what_a_topic_lists_no_more_is_exported_with_it() -> None:
+    """Under its own name and number, as before; and the view shows none of it once more."""
+    with FakeBroker({"t": 3, "t.retired": 3}) as broker, Admin(broker.address) as admin:
+        broker.logs["t", 2].start = broker.logs["t", 2].end = 7
+        broker.listed["t"] = 1
+        for names in (["t"], ["t", "t.retired"]):
+            topics = need_topics(admin, names)
+            found = positions(admin, topics, "g")
+            t = str(broker.topic_ids["t"])
+            assert sorted(found) == [PartitionKey("t", t, number) for number in range(3)]
+            assert found[PartitionKey("t", t, 2)] == Position(7, 7)
+        assert [info.has(number) for info in topics[:1] for number in range(4)] == [
+            *(True, True, True),
+            False,
+        ]
+        assert len(positions(admin, need_topics(admin, ["t.retired"]), "g")) == 3

@@ -113,6 +113,8 @@ def _part(entity: Any, chooser: Chooser, items_max: int) -> tuple[Struct, Any]:
     theirs: dict[str, Any] = {}
     for field in _shape(entity):
         ours[field.name], theirs[field.name] = _value(field, chooser, items_max)
+    if entity.__name__ == "MetadataResponseTopic" and entity.__flexible__:
+        ours |= {"retired_partitions": [], "retired_view": ""}  # raftmq's own
     return Struct(**ours), entity(**theirs)
 
 

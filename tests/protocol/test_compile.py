@@ -331,3 +331,23 @@ def test_a_schema_is_found_only_when_its_names_are_there(monkeypatch: pytest.Mon
     schema = family.schema(9)
     assert found[0] == {}
     assert family.schemas == {9: schema}
+
+
+def test_what_a_topic_lists_no_more_stands_in_fields_of_our_own() -> None:
+    """Whoever does not know them skips them; older versions, and other topics, do without."""
+    rows = [{"partition_index": 4, "leader_id": 2, "leader_epoch": 7}]
+    topic = {"name": "t", "partitions": [], "retired_partitions": rows, "retired_view": "t.retired"}
+    plain = {"name": "t", "partitions": []}
+    for version in range(14):
+        body = encode_response(ApiKey.METADATA, version, {"topics": [topic]})
+        without = encode_response(ApiKey.METADATA, version, {"topics": [plain]})
+        (read,) = decode_response(ApiKey.METADATA, version, body).topics
+        if version < 9:
+            assert body == without
+            assert (read.retired_partitions, read.retired_view) == ([], "")
+            continue
+        (number,) = read.retired_partitions
+        assert (number.partition_index, number.leader_id, number.leader_epoch) == (4, 2, 7)
+        assert read.retired_view == "t.retired"
+        (read,) = decode_response(ApiKey.METADATA, version, without).topics
+        assert (read.retired_partitions, read.retired_view) == ([], "")

@@ -46,6 +46,22 @@ def test_what_is_chosen() -> None:
         assert plan_of(broker, subscribePattern="c").ranges == {}
 
 
+def test_what_a_topic_lists_no_more_is_read_with_it() -> None:
+    with FakeBroker({"a": 4, "a.retired": 4}) as broker:
+        fill(broker, "a", 0, 1, 2)
+        fill(broker, "a", 3, 1, 2, 3)
+        fill(broker, "a.retired", 3, 1, 2, 3)
+        broker.listed["a"] = 2
+        whole = {0: (0, 2), 1: (0, 0), 2: (0, 0), 3: (0, 3)}
+        assert plan_of(broker, subscribe="a").ranges == {"a": whole}
+        assert plan_of(broker, subscribe="a,a.retired").ranges == {"a": whole}, "not twice"
+        assert plan_of(broker, subscribePattern="a.*").ranges == {"a": whole}
+        assert plan_of(broker, subscribe="a.retired").ranges["a.retired"][3] == (0, 3)
+        assert plan_of(broker, assign='{"a": [3]}').ranges == {"a": {3: (0, 3)}}
+        with pytest.raises(PlanError, match="there is no partition a-4"):
+            plan_of(broker, assign='{"a": [4]}')
+
+
 def test_what_is_not_there() -> None:
     with FakeBroker({"a": 2}) as broker:
         with pytest.raises(PlanError, match="there is no topic 'b'"):

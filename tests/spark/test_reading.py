@@ -141,6 +141,15 @@ def test_a_deleted_topic() -> None:
             assert read(broker, part, fails_on_data_loss=False) == []
 
 
+def test_a_retired_partition_that_is_gone_meanwhile() -> None:
+    with FakeBroker({"t": 2}) as broker:
+        fill(broker, 5)
+        part = part_of(broker, 0, 5)
+        del broker.logs[("t", 0)]
+        with pytest.raises(DataLossError, match="or has no such partition any more"):
+            read(broker, part)
+
+
 def test_a_topic_created_anew_is_another_one() -> None:
     with FakeBroker({"t": 1}) as broker:
         fill(broker, 5)

@@ -147,7 +147,11 @@ class BatchReader:
 
     @property
     def is_unknown(self) -> bool:
-        """True while the brokers' last word is that there is no such topic."""
+        """True while the brokers' last word is that there is no such topic or partition."""
+        topic, number = self._partition
         with self._engine.lock:
-            code = self._engine.client.metadata.errors.get(self._partition.topic)
-        return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            code = self._engine.client.metadata.errors.get(topic)
+            info = self._engine.client.metadata.topics.get(topic)
+        if code is not None or info is None:
+            return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return not info.has(number)

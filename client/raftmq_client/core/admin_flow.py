@@ -403,10 +403,11 @@ class AdminFlows:
             if topic.error_code:
                 raise BrokerError(topic.error_code, about=f"topic {topic.name!r}")
         metadata = self._client.metadata
+        there = {(topic.name, item.partition) for topic in info.topics for item in topic.readable}
         groups: dict[int | None, dict[TopicPartition, int]] = {}
         for key, value in wanted.items():
-            count = metadata.partition_count(key.topic) or 0
-            if key.partition >= count:
+            if key not in there:
+                count = metadata.partition_count(key.topic) or 0
                 raise BrokerError(_UNKNOWN_TOPIC, f"it has {count} partitions", about=str(key))
             leader = metadata.leader(*key)
             groups.setdefault(leader[0] if leader else None, {})[key] = value

@@ -1,8 +1,9 @@
 """All partitions of some topics for a consumer that is in no group: nobody else shares them.
 
 Owns which topics are wanted, and gives the fetcher their partitions as metadata tells of them: what
-is created later is read, too. What an answer leaves out stays, with its position: a broker that has
-just started may know few topics. Sends nothing itself; metadata asks.
+is created later is read, too, and so is what a topic lists no more. What an answer leaves out
+stays, with its position: a broker that has just started may know few topics. Sends nothing itself;
+metadata asks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from raftmq.types import TopicPartition
 from raftmq_client.core.call import Call
 from raftmq_client.core.fetcher import FetcherCore
-from raftmq_client.core.metadata import MetadataCore
+from raftmq_client.core.metadata import MetadataCore, without_views
 
 
 class AllPartitions:
@@ -51,11 +52,16 @@ class AllPartitions:
 
     def _partitions(self) -> list[TopicPartition]:
         before = [key for key in self._fetcher.readers if self._is_chosen(key.topic)]
-        told = [
-            TopicPartition(topic.name, item.partition)
+        topics = [
+            topic
             for topic in self._metadata.topics.values()
             if self._is_chosen(topic.name) and not (self._pattern and topic.is_internal)
-            for item in topic.partitions
+            if topic.name not in self._metadata.errors  # a view that there was
+        ]
+        told = [
+            TopicPartition(topic.name, item.partition)
+            for topic in without_views(topics)
+            for item in topic.readable
         ]
         return list(dict.fromkeys([*before, *told]))
 

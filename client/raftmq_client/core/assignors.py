@@ -1,8 +1,9 @@
-"""Who reads which partition: the consumer protocol's bytes and two assignors.
+"""Who reads which partition: the consumer protocol's bytes and three assignors.
 
 Pure. Every member that leads a group with these names must come to the same result as Kafka's own
 clients would accept: `range` splits each topic's partitions in contiguous runs, `roundrobin` deals
-all partitions one by one.
+all partitions one by one. What a topic lists no more (`Retired`) goes to members that say that they
+can read it, under the topic's name; then nobody is given the view that shows the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.types import TopicPartition
+from raftmq.types import READS_RETIRED, TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 _VERSION = 1
@@ -26,6 +27,24 @@ class Subscription:
     topics: tuple[str, ...]
     user_data: bytes = b""
     owned: tuple[TopicPartition, ...] = ()
+
+    @property
+    def reads_retired(self) -> bool:
+        """True of a member that can be given partitions that no broker lists."""
+        return self.user_data.endswith(READS_RETIRED)
+
+
+@frozen
+class Retired:
+    """What a topic lists no more, and the view that shows it under the same numbers."""
+
+    view: str
+    numbers: tuple[int, ...]
+
+
+Readers = dict[TopicPartition, Sequence[str]]
+"""The members that may read each partition, sorted; nobody else may."""
+_NOTHING: Mapping[str, Retired] = {}
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
@@ -106,29 +125,57 @@ def assign_round_robin(
     return result
 
 
+def readers_of(
+    members: Mapping[str, Subscription],
+    counts: Mapping[str, int],
+    retired: Mapping[str, Retired] = _NOTHING,
+) -> Readers:
+    """All partitions that are to be read, in order, and who may: while this stays as it is, so may
+    an assignment."""
+    found: Readers = {}
+    rest = _readers_of_retired(members, retired)
+    views = {retired[key.topic].view for key in rest}
+    for topic in sorted({topic for item in members.values() for topic in item.topics}):
+        if topic not in views:
+            readers = sorted(member for member, item in members.items() if topic in item.topics)
+            keys = (TopicPartition(topic, number) for number in range(counts.get(topic, 0)))
+            found.update(dict.fromkeys(keys, readers))
+    return found | rest
+
+
+def _readers_of_retired(
+    members: Mapping[str, Subscription], retired: Mapping[str, Retired]
+) -> Readers:
+    found: Readers = {}
+    for topic, rest in sorted(retired.items()):
+        readers = sorted(
+            member
+            for member, item in members.items()
+            if topic in item.topics and item.reads_retired
+        )
+        if readers:
+            found |= dict.fromkeys((TopicPartition(topic, n) for n in rest.numbers), readers)
+    return found
+
+
 def assign_cooperative(
-    members: Mapping[str, Subscription], counts: Mapping[str, int]
+    members: Mapping[str, Subscription],
+    counts: Mapping[str, int],
+    retired: Mapping[str, Retired] = _NOTHING,
 ) -> dict[str, list[TopicPartition]]:
     """Everybody keeps what he has as far as that is even; what moves is first given up (KIP-429).
 
     A partition that is to move is in nobody's assignment until its owner has joined without it.
     """
-    owners = _owners(members, counts)
+    readers = readers_of(members, counts, retired)
+    owners = _owners(members, readers, retired)
     result: dict[str, list[TopicPartition]] = {member: [] for member in sorted(members)}
     for key, member in owners.items():
-        result[member].append(key)
-    free = [
-        TopicPartition(topic, partition)
-        for topic in sorted({topic for item in members.values() for topic in item.topics})
-        for partition in range(counts.get(topic, 0))
-        if TopicPartition(topic, partition) not in owners
-    ]
-    readers = {
-        topic: [member for member in result if topic in members[member].topics]
-        for topic in {key.topic: None for key in (*free, *owners)}
-    }
-    for key in free:
-        result[min(readers[key.topic], key=lambda member: len(result[member]))].append(key)
+        if member in readers[key]:
+            result[member].append(key)
+    for key, able in readers.items():
+        if owners.get(key) not in able:
+            result[min(able, key=lambda member: len(result[member]))].append(key)
     _even_out(result, readers)
     for member, keys in result.items():
         keys[:] = sorted(key for key in keys if owners.get(key, member) == member)
@@ -136,15 +183,22 @@ def assign_cooperative(
 
 
 def _owners(
-    members: Mapping[str, Subscription], counts: Mapping[str, int]
+    members: Mapping[str, Subscription], readers: Readers, retired: Mapping[str, Retired]
 ) -> dict[TopicPartition, str]:
-    """Who has what: the claim of the latest generation counts; a tie of two, none."""
+    """Who has what: the claim of the latest generation counts; a tie of two, none.
+
+    Who reads a number of a view has that of its topic.
+    """
+    sources = {rest.view: topic for topic, rest in retired.items()}
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in sorted(members):
         subscription = members[member]
         generation = decode_generation(subscription.user_data)
-        for key in subscription.owned:
-            if key.topic not in subscription.topics or key.partition >= counts.get(key.topic, 0):
+        for claimed in subscription.owned:
+            key = claimed
+            if key not in readers and key.topic in sources:
+                key = TopicPartition(sources[key.topic], key.partition)
+            if claimed.topic not in subscription.topics or key not in readers:
                 continue
             known = claims.get(key)
             if known is None or generation > known[0]:
@@ -154,16 +208,20 @@ def _owners(
     return {key: member for key, (_, member) in sorted(claims.items()) if member is not None}
 
 
-def _even_out(
-    result: dict[str, list[TopicPartition]], readers: Mapping[str, Sequence[str]]
-) -> None:
+def _even_out(result: dict[str, list[TopicPartition]], readers: Readers) -> None:
     """Move partitions from those with many to those with fewer by two or more."""
     for giver in sorted(result, key=lambda member: (-len(result[member]), member)):
         for key in reversed([*result[giver]]):
-            taker = min(readers[key.topic], key=lambda member: len(result[member]))
+            taker = min(readers[key], key=lambda member: len(result[member]))
             if len(result[giver]) - len(result[taker]) >= 2:
                 result[giver].remove(key)
                 result[taker].append(key)
+
+
+def member_data(generation: int | None) -> bytes:
+    """The user data of our own members; a cooperative one tells in which generation it has what it
+    has."""
+    return (b"" if generation is None else encode_generation(generation)) + READS_RETIRED
 
 
 def encode_generation(generation: int) -> bytes:
@@ -176,11 +234,8 @@ def decode_generation(user_data: bytes) -> int:
     return int.from_bytes(user_data[:4], "big", signed=True) if len(user_data) >= 4 else -1
 
 
-ASSIGNORS = {
-    "range": assign_range,
-    "roundrobin": assign_round_robin,
-    "cooperative-sticky": assign_cooperative,
-}
+_EAGER = {"range": assign_range, "roundrobin": assign_round_robin}
+ASSIGNORS = (*_EAGER, "cooperative-sticky")
 """By the name that members agree on."""
 
 COOPERATIVE = frozenset({"cooperative-sticky"})
@@ -188,7 +243,10 @@ COOPERATIVE = frozenset({"cooperative-sticky"})
 
 
 def assign(
-    name: str, members: Mapping[str, Subscription], counts: Mapping[str, int]
+    name: str,
+    members: Mapping[str, Subscription],
+    counts: Mapping[str, int],
+    retired: Mapping[str, Retired] = _NOTHING,
 ) -> dict[str, list[TopicPartition]]:
     """Run the assignor that the group agreed on.
 
@@ -197,7 +255,15 @@ def assign(
     """
     if name not in ASSIGNORS:
         raise RemoteProtocolError(f"unknown assignor {name!r}")
-    return ASSIGNORS[name](members, counts)
+    if name not in _EAGER:
+        return assign_cooperative(members, counts, retired)
+    rest = _readers_of_retired(members, retired)
+    views = {retired[key.topic].view for key in rest}
+    listed = {topic: count for topic, count in counts.items() if topic not in views}
+    result = _EAGER[name](members, listed)
+    for key, able in rest.items():
+        result[min(able, key=lambda member: len(result[member]))].append(key)
+    return result
 
 
 def _put_string(out: bytearray, text: str) -> None:

@@ -21,13 +21,16 @@ from raftmq.types import TopicPartition
 from raftmq_client.core.assignors import (
     ASSIGNORS,
     COOPERATIVE,
+    Readers,
+    Retired,
     Subscription,
     assign,
     decode_assignment,
     decode_subscription,
     encode_assignment,
-    encode_generation,
     encode_subscription,
+    member_data,
+    readers_of,
 )
 from raftmq_client.core.call import Call, Finish, struct_call
 from raftmq_client.core.client import coordinator_link
@@ -114,7 +117,7 @@ class GroupCore:
         self._pending: deque[Pending] = deque()
         self._is_pending_sent = False
         self._members: dict[str, Subscription] = {}
-        self._counts: dict[str, int] = {}
+        self._readers: Readers = {}  # of what this leader has assigned
         self._is_leader = False
         self._owned_in = NO_GENERATION
         self._metadata_version = -1
@@ -430,9 +433,9 @@ class GroupCore:
 
     def _subscription(self) -> Subscription:
         if not self.is_cooperative:
-            return Subscription(self._topics)
+            return Subscription(self._topics, member_data(None))
         # Of two members that claim a partition, the one of the later generation has it.
-        return Subscription(self._topics, encode_generation(self._owned_in), self.owned)
+        return Subscription(self._topics, member_data(self._owned_in), self.owned)
 
     def _joined(self, response: Struct, now: float) -> None:
         self.member_id = response.member_id
@@ -463,9 +466,10 @@ class GroupCore:
         if self._is_leader:
             if not self._is_metadata_fresh():
                 return []  # it is on its way
-            self._counts = self._known_counts()
+            counts, retired = self._known_counts(), self._known_retired()
+            self._readers = readers_of(self._members, counts, retired)
             try:
-                result = assign(self.protocol, self._members, self._counts)
+                result = assign(self.protocol, self._members, counts, retired)
             except RemoteProtocolError as error:
                 self._fall_out(CorruptAnswerError(str(error)))
                 return []
@@ -560,8 +564,24 @@ class GroupCore:
                 counts[topic] = count
         return counts
 
+    def _known_retired(self) -> dict[str, Retired]:
+        """What topics list no more: who reads them is to read that, too, while it is there."""
+        known = self._metadata.topics
+        found = {}
+        for topic in self._known_counts():
+            if rest := known[topic].retired:
+                numbers = tuple(item.partition for item in rest)
+                found[topic] = Retired(known[topic].retired_view, numbers)
+        return found
+
+    def _are_others_to_read(self) -> bool:
+        """Whether there is something else to read than what was assigned, or for others."""
+        counts, retired = self._known_counts(), self._known_retired()
+        return readers_of(self._members, counts, retired) != self._readers
+
     def _watch_metadata(self) -> None:
-        """A topic that appeared or grew calls for a new assignment.
+        """A topic that appeared or grew calls for a new assignment. One that shrank does not, where
+        the same members may read on what it lists no more.
 
         The group's leader sees those of all members; a member with a pattern its own.
         """
@@ -572,7 +592,7 @@ class GroupCore:
         if matching != self._topics:
             self._topics = matching
             self._rejoin(is_lost=False)
-        elif self._is_leader and self._known_counts() != self._counts:
+        elif self._is_leader and self._are_others_to_read():
             self._rejoin(is_lost=False)
 
     def _matching(self) -> tuple[str, ...]:

@@ -67,6 +67,26 @@ class TopicInfo:
     is_internal: bool
     partitions: tuple[PartitionInfo, ...]
     error_code: int = 0
+    retired: tuple[PartitionInfo, ...] = ()
+    """Those that it lists no more and that can still be read (raftmq: a topic that shrank)."""
+    retired_view: str = ""
+    """The topic that shows these alone, under the same numbers."""
+
+    @property
+    def readable(self) -> tuple[PartitionInfo, ...]:
+        """All that there is to read, by number."""
+        return (*self.partitions, *self.retired)
+
+    def has(self, number: int) -> bool:
+        """Whether there is such a partition to read."""
+        return any(item.partition == number for item in self.readable)
+
+
+def without_views(topics: Iterable[TopicInfo]) -> list[TopicInfo]:
+    """These but for the views that show again what others of these list no more."""
+    known = list(topics)
+    views = {topic.retired_view for topic in known}
+    return [topic for topic in known if topic.name not in views]
 
 
 @frozen
@@ -111,31 +131,36 @@ def read_metadata(response: Struct) -> ClusterInfo:
     """Make our own types of a Metadata answer."""
     topics = []
     for topic in response.topics or ():
-        partitions = tuple(
-            PartitionInfo(
-                topic=topic.name or "",
-                partition=item.partition_index,
-                leader=item.leader_id,
-                leader_epoch=item.leader_epoch,
-                replicas=tuple(item.replica_nodes or ()),
-                in_sync=tuple(item.isr_nodes or ()),
-                offline=tuple(item.offline_replicas or ()),
-                error_code=item.error_code,
-            )
-            for item in sorted(topic.partitions or (), key=lambda item: item.partition_index)
-        )
         topic_id = topic.topic_id if isinstance(topic.topic_id, UUID) else None
         topics.append(
             TopicInfo(
                 name=topic.name or "",
                 topic_id=topic_id,
                 is_internal=bool(topic.is_internal),
-                partitions=partitions,
+                partitions=_partitions(topic.name, topic.partitions),
                 error_code=topic.error_code,
+                retired=_partitions(topic.name, topic.retired_partitions),
+                retired_view=topic.retired_view,
             )
         )
     brokers = tuple(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers or ())
     return ClusterInfo(response.cluster_id, response.controller_id, brokers, tuple(topics))
+
+
+def _partitions(topic: str | None, rows: Sequence[Struct] | None) -> tuple[PartitionInfo, ...]:
+    return tuple(
+        PartitionInfo(
+            topic=topic or "",
+            partition=item.partition_index,
+            leader=item.leader_id,
+            leader_epoch=item.leader_epoch,
+            replicas=tuple(item.replica_nodes or ()),
+            in_sync=tuple(item.isr_nodes or ()),
+            offline=tuple(item.offline_replicas or ()),
+            error_code=item.error_code,
+        )
+        for item in sorted(rows or (), key=lambda item: item.partition_index)
+    )
 
 
 def metadata_request(topics: Sequence[str] | None, *, create: bool) -> Callable[[int], Struct]:
@@ -357,12 +382,13 @@ class MetadataCore:
             # Deleted and created anew: epochs start over.
             self._forget_leaders(known)
         self.topics[topic.name] = topic
-        for partition in topic.partitions:
+        for partition in topic.readable:
             key = TopicPartition(topic.name, partition.partition)
             if self._is_believed(key, partition.leader_epoch, now):
                 self._leaders[key] = (partition.leader, partition.leader_epoch)
-            if self.leader(*key) is None:
-                self._is_due = True
+        # Of what is retired, whoever reads it asks.
+        if any(self.leader(topic.name, item.partition) is None for item in topic.partitions):
+            self._is_due = True
 
     def _is_believed(self, key: TopicPartition, epoch: int, now: float) -> bool:
         """Whether an answer of this epoch says who leads.
@@ -395,7 +421,7 @@ class MetadataCore:
                 self._forget_leaders(topic)
 
     def _forget_leaders(self, topic: TopicInfo) -> None:
-        for partition in topic.partitions:
+        for partition in topic.readable:
             key = TopicPartition(topic.name, partition.partition)
             self._leaders.pop(key, None)
             self._doubted_since.pop(key, None)

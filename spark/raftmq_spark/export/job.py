@@ -213,7 +213,7 @@ class _Export:
             for key, end in ends.items()
             if key.topic in topics
             and key == partition_key(topics[key.topic], key.partition)
-            and key.partition < len(topics[key.topic].partitions)
+            and topics[key.topic].has(key.partition)
         }
         found = (
             self._admin.group_offsets(

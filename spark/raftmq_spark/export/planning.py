@@ -16,7 +16,7 @@ from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Admin
 from raftmq_client.core.admin import EARLIEST, LATEST, READ_COMMITTED
-from raftmq_client.core.metadata import TopicInfo
+from raftmq_client.core.metadata import TopicInfo, without_views
 from raftmq_client.errors import BrokerError
 from raftmq_spark.errors import PlanError
 from raftmq_spark.export.errors import ArchiveError, LostRecordsError
@@ -62,11 +62,12 @@ class Decided:
 def positions(
     admin: Admin, topics: Iterable[TopicInfo], group: str
 ) -> dict[PartitionKey, Position]:
-    """Log starts, last stable offsets and committed offsets of all partitions of these topics."""
+    """Log starts, last stable offsets and committed offsets of all partitions of these topics, and
+    of those that they list no more, which no view is to show once more."""
     keys = {
         TopicPartition(info.name, item.partition): partition_key(info, item.partition)
-        for info in topics
-        for item in info.partitions
+        for info in without_views(topics)
+        for item in info.readable
     }
     if not keys:
         return {}

@@ -8,10 +8,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.metadata.broker_messages import CreateTopicsCall, Outcome
+from raftmq.metadata.image import ViewImage
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.records import NewRecord, build_batch
 from raftmq.server.kafka.broker import MetadataAnswers
@@ -19,6 +21,7 @@ from raftmq.server.kafka.dispatch import HANDLERS
 from raftmq.server.kafka.handlers import produce
 from raftmq.server.kafka.leader_waits import WAIT_MS, Hold
 from raftmq.server.kafka.work import TURN_PARTITIONS
+from raftmq.types import TopicId
 from tests.server.kafka.world import FakeSlot, World, broker_image
 
 METADATA_VERSIONS = range(14)
@@ -145,6 +148,33 @@ def test_metadata_by_id() -> None:
         ("t", 0),
         (None, ErrorCode.UNKNOWN_TOPIC_ID),
     ]
+
+
+@pytest.mark.parametrize("version", [8, 9, 13])
+def test_what_a_topic_lists_no_more_is_told_beside_it(version: int) -> None:
+    world = World()
+    topic_id = world.add_topic("t", 3)
+    world.add_topic("u")
+    topics = world.engine.image.topics
+    whole = topics["t"]
+    shrunk = evolve(whole, partitions=whole.partitions[:1], retired=whole.partitions[1:])
+    view = ViewImage("t.old", TopicId(UUID(int=9)), whole.topic_id, 3)
+    world.engine.change(topics=topics.set("t", shrunk), views=Map({"t.old": view}))
+    told = {topic.name: topic for topic in world.ask(ApiKey.METADATA, version, topics=None).topics}
+    assert [p.partition_index for p in told["t"].partitions] == [0]
+    if version < 9:
+        return
+    rows = told["t"].retired_partitions
+    assert [(p.partition_index, p.leader_id, p.leader_epoch) for p in rows] == [
+        (1, 1, 5),
+        (2, 1, 5),
+    ]
+    assert told["t"].retired_view == "t.old"
+    assert (told["u"].retired_partitions, told["u"].retired_view) == ([], "")
+    world.lead(topic_id, 2, 2, 6)
+    asked = [{"topic_id": topic_id, "name": None}] if version > 9 else [{"name": "t"}]
+    (topic,) = world.ask(ApiKey.METADATA, version, topics=asked).topics
+    assert topic.retired_partitions[1].leader_id == 2
 
 
 def named(*names: str, auto: bool = False) -> dict[str, object]:

@@ -274,12 +274,16 @@ def _encode(
             yield None
         if topic is None:
             continue
-        partitions = row["partitions"] = []
-        for partition in topic.partitions:
-            partitions.append(_partition(broker, topic, partition, out_of_reach))
-            count += 1
-            if count % TURN_PARTITIONS == 0:
-                yield None
+        for name, images in _told_of(topic).items():
+            partitions = row[name] = []
+            for partition in images:
+                partitions.append(_partition(broker, topic, partition, out_of_reach))
+                count += 1
+                if count % TURN_PARTITIONS == 0:
+                    yield None
+        view = broker.image.view_of(topic.topic_id) if topic.retired else None
+        if view is not None:
+            row["retired_view"] = view.name
     topics = [row for row, _ in found]
     topics += [_no_topic(*one) for one in scope.refused]
     message = {
@@ -370,6 +374,15 @@ def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
         "partitions": [],
         "topic_authorized_operations": operations,
     }
+
+
+def _told_of(topic: TopicImage) -> dict[str, tuple[PartitionImage, ...]]:
+    """The fields of a topic's row that have partitions. Those that are not listed any more stand in
+    a field that only our own client reads: it reads them on under the topic's name."""
+    told = {"partitions": topic.partitions}
+    if topic.retired:
+        told["retired_partitions"] = topic.retired
+    return told
 
 
 def _partition(

@@ -1,0 +1,107 @@
+"""Our own client reads a topic through a shrink and a growth without being told of either."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import trio
+
+from raftmq_client import ConsumerRecord, aio
+from raftmq_client.blocking import Consumer
+from tests.live.harness import Cluster, wait_until
+from tests.live.load import create_topic, leaders
+from tests.live.test_shrink import Writer, grow, shrink, wait_for
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+EACH = 30
+
+
+class Reading:
+    """What members of one group, or a reader in none, were given; each record counted."""
+
+    def __init__(self) -> None:
+        self.records: Counter[tuple[int, int, bytes]] = Counter()
+
+    def took(self, records: list[ConsumerRecord]) -> None:
+        for record in records:
+            assert record.topic == "t"
+            self.records[record.partition, record.offset, bytes(record.value or b"")] += 1
+
+    def check(self, writer: Writer) -> None:
+        """Each acknowledged record once, and nothing else."""
+        written = {(*at, offset) for at, offset in writer.offsets.items()}
+        assert {(number, value, offset) for number, offset, value in self.records} == written
+        assert set(self.records.values()) == {1}
+
+
+def member(bootstrap: str, assignor: str) -> Consumer:
+    return Consumer(
+        bootstrap,
+        topics="t",
+        group="g",
+        reset="earliest",
+        auto_commit_ms=200,
+        assignors=(assignor,),
+        metadata_max_age_ms=300,
+        heartbeat_interval_ms=200,
+    )
+
+
+@pytest.mark.parametrize(
+    "assignor", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.soak)]
+)
+def test_a_group_reads_on_what_is_listed_no_more(tmp_path: Path, assignor: str) -> None:
+    with Cluster(tmp_path) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "t", 6, retention_ms="3600000")
+        writer, reading, alone = Writer(bootstrap), Reading(), Reading()
+        writer.write(range(6), EACH, "first")
+        with member(bootstrap, assignor) as first:
+
+            def take(*members: Consumer, count: int = 20) -> bool:
+                """Each member reads some; whether all is read by now."""
+                for each in members:
+                    reading.took(each.poll(0.1, records_max=count))
+                return sum(reading.records.values()) >= len(writer.offsets)
+
+            wait_until(lambda: bool(reading.records) or take(first), 60)
+            generation = first.generation
+            shrink(cluster)  # it is not refused: all members of the group read on
+            wait_for(cluster, "closing", (4, 5))
+            writer.write(range(6), EACH, "closing")
+            wait_until(lambda: take(first, count=50), 60)
+            shrink(cluster, "--now")
+            wait_for(cluster, "sealed", (4, 5))
+            writer.write(range(4), EACH, "sealed")
+            assert first.generation == generation, "nothing was moved"
+            with member(bootstrap, assignor) as second:  # it has never seen six
+
+                def is_shared() -> bool:
+                    is_read = take(first, second)
+                    shares = {len(first.assignment), len(second.assignment)}
+                    return is_read and shares == {3}
+
+                wait_until(is_shared, 90)
+                assert len({*first.assignment, *second.assignment}) == 6
+                trio.run(read_alone, bootstrap, alone, len(writer.offsets))
+                alone.check(writer)
+                grow(cluster)
+                writer.write(range(6), EACH, "again")
+                wait_until(lambda: take(first, second, count=50), 60)
+        reading.check(writer)
+        assert not writer.errors
+        with member(bootstrap, assignor) as third:  # and all of it is committed
+            wait_until(lambda: take(third) and len(third.assignment) == 6, 60)
+            assert not third.poll(1.0)
+        assert set(leaders(bootstrap, "t")) == set(range(6))
+
+
+async def read_alone(bootstrap: str, alone: Reading, count: int) -> None:
+    """All of the topic, in no group."""
+    with trio.fail_after(60):
+        async with aio.Consumer(bootstrap, topics="t", reset="earliest") as consumer:
+            while sum(alone.records.values()) < count:
+                alone.took(await consumer.poll(1.0))
