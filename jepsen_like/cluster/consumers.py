@@ -489,11 +489,13 @@ class Member(Fetcher):
         world.recorder.ok(operation, offsets={name_of(w): o for w, o in found.items()})
         return found
 
+    def _to_commit(self) -> dict[Where, int]:
+        return dict(self.positions)
+
     async def _commit(self) -> None:
-        if not self.positions:
+        world, offsets = self.world, self._to_commit()
+        if not offsets:
             return
-        world = self.world
-        offsets = dict(self.positions)
         topics: dict[str, list[dict[str, Any]]] = {}
         for (topic, index), offset in offsets.items():
             topics.setdefault(topic, []).append(

@@ -5,8 +5,9 @@ longer. As soon as the others serve, ten election timeouts must do: every partit
 group have a leader among them that takes writes, every partition acknowledges a record, and all
 members of the consumer group are in one generation. Where members are patient, as in a quarter of
 the seeds, so that their own timeouts are longer than that, these come on top; so does the patience
-with a silent leader of a node whose own loop came late a moment ago. One that was paused until the
-faults ended learns with its next tick how late it is, so that is waited for.
+with a silent leader of a node whose own loop came late a moment ago, or of a replica that gave up
+an election. One that was paused until the faults ended learns with its next tick how late it is, so
+that is waited for.
 """
 
 from __future__ import annotations
@@ -94,10 +95,7 @@ class Majority:
         yield boot_ms, partial(self._told, self._why_not_running)
         # A timeout is drawn anew each time, from one to two times the configured one.
         timeout_ms = 2.0 * options.tick_ms * options.election_ticks
-        # Whose loop came late a moment ago doubles the one after which it gives up a silent leader.
-        late = max(
-            (n.core.plane.multiraft.timeout_doublings for n in self._others if n.core), default=0
-        )
+        late = self._timeout_doublings()
         elections_ms = ELECTIONS * timeout_ms + (timeout_ms * (1 << late) - timeout_ms)
         # The last word of a silent member, requests to the one left out (a fetch, then who
         # coordinates), a rebalance that waits for all.
@@ -109,6 +107,18 @@ class Majority:
         else:
             yield elections_ms, partial(self._told, self._why_not_moving)
             yield members_ms, partial(self._told, self._why_not_together)
+
+    def _timeout_doublings(self) -> int:
+        """How patient the others are at most: whose loop came late a moment ago, or who lost an
+        election that was under way, doubles the time after which it gives up a silent leader."""
+        nodes = {node.node_id for node in self._others if node.core}
+        loops = [node.core.plane.multiraft.timeout_doublings for node in self._others if node.core]
+        elections = [
+            watcher.replica.core.election.timeout_doublings
+            for (node_id, _), watcher in self._world.watch.machines.items()
+            if node_id in nodes
+        ]
+        return max([*loops, *elections], default=0)
 
     def end(self) -> None:
         """The last node is back, too."""

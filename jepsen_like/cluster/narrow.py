@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, RecordDeleter, ask_controller
 from jepsen_like.cluster.committed_reads import CommittedReader
-from jepsen_like.cluster.consumers import EARLIEST, LATEST, Fetcher, Reader, Where, name_of
+from jepsen_like.cluster.consumers import EARLIEST, LATEST, Fetcher, Member, Reader, Where, name_of
 from jepsen_like.cluster.kafka import NARROW, VIEW, Kafka, Lost
 from jepsen_like.cluster.producers import Probe, Producer
 from jepsen_like.cluster.transactional import TransactionalProducer
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 4
 """So many partitions the topic has at most."""
 QUIET: Final = (("raftmq.closing.quiet.ms", "400"),)
+GROUP: Final = "narrow-group"
 NARROWED: Final = ("shrunk", "grown", "number listed anew")
 """What must have come of it over many runs."""
 
@@ -63,7 +64,7 @@ class Narrower:
                 await self._shrink(is_now=random.random() < 0.6)
             elif draw < 0.75:
                 await self._grow(random.randint(2, WIDTH))
-            else:
+            elif not world.options.narrow_members:
                 await self._empty()
         while self._listed() != WIDTH:
             await self._grow(WIDTH)
@@ -185,6 +186,16 @@ def _is_there(world: ClusterWorld, number: int) -> bool:
     return topic is not None and topic.partition(number) is not None
 
 
+async def _earliest(fetcher: Fetcher, where: Where) -> int | None:
+    """Where a partition begins, asked until somebody says; None when it is gone."""
+    while _is_there(fetcher.world, where[1]):
+        offset = await fetcher.offset_of(where, EARLIEST)
+        if offset is not None:
+            return offset
+        await fetcher.kafka.pause()
+    return None
+
+
 async def _bounds(fetcher: Fetcher, where: Where) -> tuple[int, int]:
     """Where a partition begins and ends, asked until somebody says."""
     while True:
@@ -198,23 +209,16 @@ async def _bounds(fetcher: Fetcher, where: Where) -> tuple[int, int]:
 class NarrowReader(Reader):
     """One process that reads the topic, listed or not; what is gone is not waited for."""
 
-    def _is_there(self, where: Where) -> bool:
-        return _is_there(self.world, where[1])
-
     async def earliest(self, where: Where) -> int:
         """Where a partition begins; where this reader stands, when it is gone."""
-        while self._is_there(where):
-            offset = await self.offset_of(where, EARLIEST)
-            if offset is not None:
-                return offset
-            await self.kafka.pause()
-        return self.positions[where]
+        offset = await _earliest(self, where)
+        return self.positions[where] if offset is None else offset
 
     async def read_all(self) -> None:
         """Read every partition that is there to its end."""
         ends: dict[Where, int] = {}
         for where in list(self.positions):
-            while self._is_there(where):
+            while _is_there(self.world, where[1]):
                 end = await self.offset_of(where, LATEST)
                 if end is not None:
                     ends[where] = end
@@ -223,9 +227,28 @@ class NarrowReader(Reader):
         while behind := [
             where
             for where, end in ends.items()
-            if self.positions[where] < end and self._is_there(where)
+            if self.positions[where] < end and _is_there(self.world, where[1])
         ]:
             await self._once(behind)
+
+
+class NarrowMember(Member):
+    """One member of a group of the topic, whose partitions are retired while it owns them."""
+
+    async def earliest(self, where: Where) -> int:
+        """Where a partition begins; its first offset, when it is gone."""
+        return await _earliest(self, where) or 0
+
+    def _to_commit(self) -> dict[Where, int]:
+        """Where something was read. An empty partition may go, and what a group has committed
+        there goes with it."""
+        topic = self.world.newest_image.topics.get(NARROW)
+        found = {} if topic is None else {p.index: p.begins_at for p in topic.held}
+        return {
+            where: offset
+            for where, offset in self.positions.items()
+            if offset > found.get(where[1], offset)
+        }
 
 
 class ViewReader(Fetcher):
@@ -311,6 +334,10 @@ def start_narrow(world: ClusterWorld, process: int) -> dict[str, Promise[None]]:
     reader = NarrowReader(world, process, [(NARROW, number) for number in range(WIDTH)])
     ends[f"reader {process}"] = spawn(reader.run)
     ends[f"reader {process + 1}"] = spawn(ViewReader(world, process + 1).run)
+    process += 4 + WIDTH  # behind who shrinks it, who deletes records, and who has the last word
+    for number in range(process, process + world.options.narrow_members):
+        member = NarrowMember(world, number, GROUP, [NARROW])
+        ends[f"member {number}"] = spawn(member.run)
     return ends
 
 

@@ -96,6 +96,9 @@ class ClusterOptions:
     """A topic shrinks and grows."""
     narrow_in_transactions: bool = False
     """It is written to in transactions alone."""
+    narrow_members: int = 0
+    """So many members of a group read it. None of its partitions goes then: what the group has
+    committed in one that goes is forgotten."""
     narrow_every_ms: tuple[float, float] = (100.0, 900.0)
     topics: int = 2
     partitions: int = 3
@@ -296,7 +299,10 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     if Random(f"narrows {seed}").random() < 0.25:
         is_transactional = options.transactional > 0
         is_transactional &= Random(f"narrow in transactions {seed}").random() < 0.5
-        options = attrs.evolve(options, narrow=True, narrow_in_transactions=is_transactional)
+        members = Random(f"narrow members {seed}").choice((0, 2)) * (not expires)
+        options = attrs.evolve(
+            options, narrow=True, narrow_in_transactions=is_transactional, narrow_members=members
+        )
     return _elastic(seed, options) if Random(f"elastic {seed}").random() < 0.25 else options
 
 
