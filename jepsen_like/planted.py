@@ -15,6 +15,7 @@ from attrs import frozen
 
 from jepsen_like.bug import Bug, Plant
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
+from jepsen_like.cluster.planted_delays import DELAY_BUGS
 from jepsen_like.cluster.planted_elastic import ELASTIC_BUGS
 from jepsen_like.cluster.planted_moves import MOVE_BUGS
 from jepsen_like.cluster.planted_narrow import NARROW_BUGS
@@ -25,6 +26,7 @@ from jepsen_like.cluster.run import Verdict, run_cluster_seed
 
 BUGS: Final[dict[str, Bug]] = {
     **CLIENT_BUGS,
+    **DELAY_BUGS,
     **ELASTIC_BUGS,
     **MOVE_BUGS,
     **NARROW_BUGS,

@@ -70,6 +70,11 @@ PROMISES: Final[Mapping[int, Promise]] = {
     9: Promise("committed offsets, one owner a partition", ("group", "registers"), _KILLS),
     10: Promise("progress with a majority", ("all",), ("full-disk", "slow-disk", *_CUTS)),
     11: Promise("bad input costs its own connection", ("malformed frames beside all",)),
+    12: Promise(
+        "delayed records: never early, never twice, never lost, cancelled ones never",
+        ("delayed records",),
+        _KILLS,
+    ),
 }
 RULES: Final[Mapping[int, Rule]] = {
     1: Rule("torn or damaged"),

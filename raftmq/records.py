@@ -62,6 +62,8 @@ NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 SEQUENCE_MODULUS: Final = 1 << 31
 """Sequences run from 0 to 2^31 - 1 and then start at 0 again."""
+OWN_PRODUCER_ID_MIN: Final = 1 << 62
+"""From here on producer ids are those of brokers themselves (`delays/`): no client may use one."""
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
@@ -304,6 +306,8 @@ def check_produced(header: BatchHeader) -> None:
         )
     if header.producer_id >= 0 and header.base_sequence < 0:
         raise InvalidRecordError(f"producer id with sequence {header.base_sequence}")
+    if header.producer_id >= OWN_PRODUCER_ID_MIN:
+        raise InvalidRecordError(f"producer id {header.producer_id}, which is a broker's own")
     if header.is_transactional and header.producer_id < 0:
         raise InvalidRecordError("transactional batch without producer id")
 

@@ -129,6 +129,9 @@ class ClusterOptions:
     """Share of them that write to a topic that comes and goes."""
     pipe_members: int = 0
     """So many members of a group read, write and commit in transactions."""
+    delayed: bool = False
+    """There is a delay topic. Clocks do not jump then, since times are judged by them; that of the
+    first node may be wrong from the beginning."""
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000
@@ -260,6 +263,10 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     transactional = Random(f"transactions {seed}").choice((0, 0, 2))
     if transactional:
         weights["stale-metadata"] = 1.0
+    is_delayed = Random(f"delays {seed}").random() < 0.25
+    if is_delayed:
+        # Those who read what is delivered judge times by these clocks.
+        weights["clock-jump"] = weights["clock-strobe"] = 0.0
     expires = random.random() < 0.1
     if expires:
         # Else what is the time would decide whether somebody's offsets are old.
@@ -294,6 +301,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         transactional=0 if expires else transactional,
         catch_up_bytes_per_s=catch_up,
         pipe_members=2 if transactional and not expires else 0,
+        delayed=is_delayed,
     )
     options = options.with_patience() if is_patient else options
     if Random(f"narrows {seed}").random() < 0.25:

@@ -20,6 +20,7 @@ import structlog
 from attrs import define, field
 
 from jepsen_like.checkers import Validity, check_events
+from jepsen_like.cluster import delayed
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.api_fuzzer import ApiFuzzer
 from jepsen_like.cluster.committed_reads import CommittedReader
@@ -49,7 +50,8 @@ STEP_MS = 50.0
 FORMATION_MS = 30_000.0
 GROUP = "g"
 PIPE_GROUP = "pipe"
-NARROWING, PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN = 30, 45, 60, 80, 81
+NARROWING, PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN, DELAYED = 30, 45, 60, 80, 81, 93
+WRITERS = ("producer", "transact", "delayed producer")
 """Process numbers that no other client comes to; further historians count down."""
 
 
@@ -172,7 +174,10 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
         _create(world, 91, [TOPIC], PARTITIONS, configs)
     if options.narrow:
         _create(world, 92, [NARROW], WIDTH, (*configs, *QUIET))
-    ends = _start_clients(world, topics) | _start_transactions(world)
+    if options.delayed:
+        made = world.clients.spawn(lambda: delayed.create_delay_topics(world, DELAYED))
+        _until(world, lambda: "" if made.is_done else "no delay topic", FORMATION_MS, "Forms")
+    ends = _start_clients(world, topics) | _start_transactions(world) | _start_delayed(world)
     if options.narrow:
         ends |= start_narrow(world, NARROWING)
     if options.elastic:
@@ -195,10 +200,11 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     _check_liveness(world)
     world.is_quiet = True
     limit_ms = options.liveness_ms
-    writers = {name: end for name, end in ends.items() if name.startswith(("producer", "transact"))}
+    writers = {name: end for name, end in ends.items() if name.startswith(WRITERS)}
     _until(world, lambda: _unfinished(writers), limit_ms, "Liveness")
     _until(world, lambda: why_transactions_run(world), limit_ms, "TransactionsEnd")
     world.is_written = True
+    _until(world, world.delayed.why_incomplete, limit_ms, "NothingPendingIsDropped")
     _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
     _until(world, Settling(world).why_apart, limit_ms, "Convergence")
     if world.narrower is not None:
@@ -279,6 +285,18 @@ def _start_transactions(world: ClusterWorld) -> dict[str, Promise[None]]:
         protocol = options.transaction_protocols[number % len(options.transaction_protocols)]
         member = PipeMember(world, PIPES + 2 * number, PIPE_GROUP, protocol)
         ends[f"transactional member {number}"] = spawn(member.run)
+    return ends
+
+
+def _start_delayed(world: ClusterWorld) -> dict[str, Promise[None]]:
+    """Who sends delayed records, and who reads what comes of them."""
+    ends: dict[str, Promise[None]] = {}
+    for index in range(delayed.PARTITIONS if world.options.delayed else 0):
+        process = DELAYED + 1 + 2 * index
+        producer = delayed.DelayedProducer(world, process, index, world.delayed)
+        reader = delayed.DelayedReader(world, process + 1, index, world.delayed)
+        ends[f"delayed producer {index}"] = world.clients.spawn(producer.run)
+        ends[f"delayed reader {index}"] = world.clients.spawn(reader.run)
     return ends
 
 

@@ -29,6 +29,7 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "replace_after_ms": 600_000,
         "racks": 0,
         "liveness_ms": 20_000,
+        "delayed": False,
     }
     return attrs.evolve(options, **{**small, **changes})
 
@@ -82,6 +83,40 @@ def transactions(seed: int) -> ClusterOptions:
         crash_in_change=1,
         wipe=0.5,
         clients_cut=1,
+    )
+
+
+def delays(seed: int) -> ClusterOptions:
+    """Little but delayed records, while the leaders of both topics come and go."""
+    return drawn(
+        seed,
+        has_floors=False,
+        safety_ms=8_000,
+        producers=1,
+        consumers=1,
+        members=1,
+        registers=1,
+        api_fuzzers=0,
+        historians=0,
+        delayed=True,
+        think_ms=(2.0, 20.0),
+        records_max=4,
+        segment_bytes=2_048,
+        retention_bytes=4_096,
+        fault_every_ms=(80.0, 500.0),
+        fault_lasts_ms=(60.0, 700.0),
+    ).with_weights(
+        isolate_leader=4,
+        isolate=2,
+        isolate_controller=1,
+        one_way=1,
+        crash_leader=3,
+        crash_all=1,
+        kill=3,
+        pause=3,
+        transfer=4,
+        slow_disk=1,
+        stale_metadata=1,
     )
 
 

@@ -258,6 +258,7 @@ BROKER_REQUESTS: Final = (
     broker.ContactRequest,
     broker.QuorumRequest,
     broker.SizesRequest,
+    broker.DeliverRecords,
 )
 HARMFUL_COMMANDS: Final = (
     commands.DeleteTopics,

@@ -33,6 +33,7 @@ from raftmq.cli.configs import nearest
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq.errors import ErrorCode
+from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.types import VIEW_SUFFIX, TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import EARLIEST, LATEST, ConfigEntry, ResourceType
@@ -60,6 +61,15 @@ def create(
         int, typer.Option("-r", "--replication-factor", help="Copies; -1: the cluster's default.")
     ] = -1,
     config: Configs = None,
+    delivers_to: Annotated[
+        str | None,
+        typer.Option(
+            "--delivers-to",
+            metavar="TOPIC",
+            autocompletion=completion.topics,
+            help="Make a delay topic: its records come to TOPIC when they are due.",
+        ),
+    ] = None,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="An existing topic is no error.")
     ] = False,
@@ -73,14 +83,18 @@ def create(
     """Create a topic.
 
     Examples: raftmq topic create orders -p 6 -r 3 -c retention.ms=86400000
+              raftmq topic create orders.later --delivers-to orders
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
+        settings = parse_pairs(config or (), "--config")
+        if delivers_to is not None:
+            settings[DELIVERS_TO] = delivers_to
         try:
             created = admin.create_topic(
                 name,
                 partitions,
                 replication_factor,
-                parse_pairs(config or (), "--config"),
+                settings,
                 validate_only=validate_only,
             )
         except BrokerError as error:

@@ -34,6 +34,7 @@ from raftmq.metadata.broker_messages import (
     BarrierRequest,
     BrokerHeartbeat,
     ContactRequest,
+    DeliverRecords,
     ForwardCommands,
     LeaderUpdate,
     MoveLeadership,
@@ -168,6 +169,15 @@ PUSH_RETRY_MS: Final = 500.0
 
 SizesHere: TypeAlias = Callable[[], Iterable[PartitionSize]]
 FORMAT_OF_SIZES: Final = 8
+FORMAT_OF_DELIVERIES: Final = 11
+TakeDelivery: TypeAlias = Callable[[TopicId, int, bytes], Promise[ErrorCode]]
+
+
+def take_no_delivery(_topic_id: TopicId, _partition: int, _batch: bytes) -> Promise[ErrorCode]:
+    """The answer of a node without partitions."""
+    return Promise.resolved(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+
 MoveLocally = Callable[[TopicId, int, NodeId], bool]
 """Hand the leadership of a partition led here to a node; False when this node does not lead it."""
 
@@ -206,7 +216,13 @@ class _Loopback:
 
 
 class ControlPlane:
-    """The control plane of one node."""
+    """The control plane of one node.
+
+    Attributes:
+        take_delivery: appends a delivery to a partition that this node leads.
+    """
+
+    take_delivery: TakeDelivery = staticmethod(take_no_delivery)
 
     def __init__(
         self,
@@ -338,6 +354,8 @@ class ControlPlane:
             case SizesRequest():
                 payload = encode_sizes(tuple(self._sizes_here()))
                 return _encoded(Reply(ErrorCode.NONE, payload=payload))
+            case DeliverRecords():
+                return self._serve_delivery(request)
             case AdminCall():
                 return self._serve_call(decode_admin(request.payload))
 
@@ -426,6 +444,32 @@ class ControlPlane:
 
         self._forwarder.send(node_id, encode(SizesRequest())).when_done(done)
         return promise
+
+    def deliver(
+        self, node_id: NodeId, topic_id: TopicId, partition: int, batch: bytes
+    ) -> Promise[ErrorCode]:
+        """Have another partition's leader append a delivery; NONE once that is committed there."""
+        if node_id == self.node_id:
+            return self.take_delivery(topic_id, partition, batch)
+        promise: Promise[ErrorCode] = Promise()
+        if self._forwarder.version(node_id) < FORMAT_OF_DELIVERIES:
+            promise.resolve(ErrorCode.NETWORK_EXCEPTION)
+            return promise
+
+        def done(answer: Promise[bytes]) -> None:
+            reply = read_reply(answer)
+            promise.resolve(ErrorCode.NETWORK_EXCEPTION if reply is None else reply.code)
+
+        request = DeliverRecords(topic_id, partition, batch)
+        self._forwarder.send(node_id, encode(request)).when_done(done)
+        return promise
+
+    def _serve_delivery(self, request: DeliverRecords) -> Promise[bytes]:
+        answer: Promise[bytes] = Promise()
+        self.take_delivery(request.topic_id, request.partition, request.batch).when_done(
+            lambda done: answer.resolve(encode(Reply(done.result())))
+        )
+        return answer
 
     def _tell_quorum(self) -> Reply:
         state = self._quorum_view()

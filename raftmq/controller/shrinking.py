@@ -2,7 +2,8 @@
 
 One command lists fewer partitions; everything after that follows from the state (`node/
 retirement.py`). A shrink is refused where records would be lost in silence: where groups read the
-topic and not the view over what is retired, and where retention would never end what is retired.
+topic and not the view over what is retired, where retention would never end what is retired, and of
+delay topics and those that they deliver in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 from raftmq.controller.moves import first_names
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.apply_views import delays_error
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ShrinkTopicCall
 from raftmq.metadata.commands import PartitionState, SealPartitions, ShrinkTopic
 from raftmq.metadata.config_keys import CLOSING_QUIET
@@ -80,6 +82,8 @@ def _plan(
             f"Topic currently has {listed} partition(s); {call.partitions} would not be fewer.",
             code=ErrorCode.INVALID_PARTITIONS,
         )
+    if refused := delays_error(image, topic):
+        raise KafkaError(refused.message, code=refused.code)
     if not call.keep:
         _check_retention(topic, configs)
     view = view_name(image, topic, call.view)

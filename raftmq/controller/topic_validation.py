@@ -28,6 +28,7 @@ from raftmq.metadata.commands import (
     PlannedMove,
     TopicCreation,
 )
+from raftmq.metadata.config_keys import DELIVERS_TO, invalid, split_list
 from raftmq.metadata.configs import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -37,7 +38,8 @@ from raftmq.metadata.configs import (
     check_topic_configs,
     effective_topic_configs,
 )
-from raftmq.metadata.image import MetadataImage, TopicImage
+from raftmq.metadata.features import write_error
+from raftmq.metadata.image import LEVEL_OF_DELAYS, MetadataImage, TopicImage
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 
 NAME_LENGTH_MAX: Final = 249
@@ -131,6 +133,8 @@ def plan_topic(
     else:
         replicas = _automatic_assignment(image, load, new, settings)
     check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
+    if configs.get(DELIVERS_TO):
+        _check_delays(image, configs, configs[DELIVERS_TO], settings)
     _check_room(load, replicas, settings)
     return TopicCreation(name=new.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
@@ -308,6 +312,11 @@ def plan_configs(
         values = apply_operations(TOPIC_KEYS, start, rows, effective)
         factor = min(len(partition.replicas) for partition in topic.partitions)
         check_topic_configs(values, replication_factor=factor)
+        target = values.get(DELIVERS_TO, "")
+        if target != present.get(DELIVERS_TO, ""):
+            raise _bad_delays(target, "set when the topic is created")
+        if target:
+            _check_policy(values, target)
         return _change("topic", resource.resource_name, present, values)
     if resource.resource_type != BROKER_RESOURCE:
         raise KafkaError(
@@ -345,6 +354,43 @@ def _broker_name(image: MetadataImage, name: str) -> str:
     if node_id not in image.brokers:
         raise KafkaError(f"No such broker: {name}", code=ErrorCode.INVALID_REQUEST)
     return str(node_id)
+
+
+def _check_delays(
+    image: MetadataImage, configs: Mapping[str, str], target: str, settings: Settings
+) -> None:
+    """Refuse a delay topic that could not deliver what it takes."""
+    if image.level < LEVEL_OF_DELAYS:
+        why = write_error("a delay topic", LEVEL_OF_DELAYS, image)
+        raise KafkaError(why, code=ErrorCode.UNSUPPORTED_VERSION)
+    if target in image.views:
+        raise _bad_delays(target, "that is a view, which nobody writes to")
+    if target in INTERNAL_TOPICS or target == METADATA_TOPIC:
+        raise _bad_delays(target, "that is an internal topic")
+    topic = image.topics.get(target)
+    if topic is None:
+        raise _bad_delays(target, "there is no such topic")
+    if topic.configs.get(DELIVERS_TO):
+        raise _bad_delays(target, "that is a delay topic itself")
+    _check_policy(configs, target)
+    size = "max.message.bytes"
+    own = configs.get(size) or _in_force(image, settings, "")[size]
+    theirs = _in_force(image, settings, topic.name)[size]
+    if int(own) > int(theirs):
+        raise _bad_delays(target, f"its {size} is {theirs}, less than {own} here")
+
+
+def _check_policy(configs: Mapping[str, str], target: str) -> None:
+    if "compact" in split_list(configs.get("cleanup.policy", "")):
+        raise _bad_delays(target, "a delay topic cannot be compacted")
+
+
+def _in_force(image: MetadataImage, settings: Settings, topic: str) -> dict[str, str]:
+    return effective_topic_configs(image, topic, settings.node_id, settings.static)
+
+
+def _bad_delays(value: str, why: str) -> KafkaError:
+    return invalid(DELIVERS_TO, value, why)
 
 
 def _bad_name(why: str) -> KafkaError:

@@ -9,7 +9,9 @@ offset of its command as `state_version`, and a report about another order chang
 end offset that was told before a partition was listed again is never taken for final later. End
 offsets and leader epochs of a number never fall within a topic, whatever was grown or is gone in
 between. A topic has a view for as long as any of its partitions is retired; no topic has the name
-or the id of a view. Below LEVEL_OF_VIEWS nothing is retired.
+or the id of a view. Below LEVEL_OF_VIEWS nothing is retired. No topic shrinks that delays records,
+nor one that such a topic delivers in: what is pending could leave no more, and what was sent to a
+retired partition might be sent to another one again.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from raftmq.metadata.commands import (
     SealReport,
     ShrinkTopic,
 )
+from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.metadata.image import (
     EPOCH_ROOM,
+    LEVEL_OF_DELAYS,
     LEVEL_OF_VIEWS,
     MetadataImage,
     NumberImage,
@@ -60,7 +64,11 @@ def shrink_topic(image: MetadataImage, envelope: Envelope, offset: Offset) -> Ap
     topic = image.topic_by_id(command.topic_id)
     if topic is None:
         return image, Rejection(ErrorCode.UNKNOWN_TOPIC_ID)
-    rejection = _shrink_error(topic, command) or _view_error(image, topic, command)
+    rejection = (
+        _shrink_error(topic, command)
+        or _view_error(image, topic, command)
+        or delays_error(image, topic)
+    )
     if rejection is not None:
         return image, rejection
     state = PartitionState.SEALING if command.is_sealed_now else PartitionState.CLOSING
@@ -103,6 +111,26 @@ def _shrink_error(topic: TopicImage, command: ShrinkTopic) -> Rejection | None:
             ErrorCode.INVALID_PARTITIONS,
             f"Topic currently has {listed} partitions, {command.partitions} are not fewer",
         )
+    return None
+
+
+def delays_error(image: MetadataImage, topic: TopicImage) -> Rejection | None:
+    """Why a topic cannot shrink that has to do with delayed records; None when it can."""
+    if image.level < LEVEL_OF_DELAYS:
+        return None
+    target = topic.configs.get(DELIVERS_TO)
+    if target:
+        return Rejection(
+            ErrorCode.INVALID_REQUEST,
+            f"{topic.name} is a delay topic, which does not shrink: what is pending in a retired "
+            f"partition would never come to {target}",
+        )
+    for name, other in image.topics.items():
+        if other.configs.get(DELIVERS_TO) == topic.name:
+            return Rejection(
+                ErrorCode.INVALID_REQUEST,
+                f"the delay topic {name} delivers in {topic.name}, which therefore does not shrink",
+            )
     return None
 
 

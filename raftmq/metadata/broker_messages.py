@@ -21,7 +21,8 @@ from raftmq.rights import Rule, RuleFilter
 from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
-FORMAT_MAX: Final = 10
+DELIVERY_BYTES_MAX: Final = 64 << 20
+FORMAT_MAX: Final = 11
 """The newest format between nodes; `runtime/peer_links.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]
@@ -103,6 +104,15 @@ class SizesRequest(msgspec.Struct, frozen=True, array_like=True, tag=10):
     8."""
 
 
+class DeliverRecords(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Asks a partition's leader to append what a delay partition delivers; answered once it is
+    committed. Since format 11."""
+
+    topic_id: TopicId
+    partition: _PartitionNumber
+    batch: Annotated[bytes, msgspec.Meta(max_length=DELIVERY_BYTES_MAX)]
+
+
 Request: TypeAlias = (
     ForwardCommands
     | BarrierRequest
@@ -114,6 +124,7 @@ Request: TypeAlias = (
     | ContactRequest
     | QuorumRequest
     | SizesRequest
+    | DeliverRecords
 )
 
 

@@ -195,6 +195,8 @@ def check_all(keys: Sequence[ConfigKey]) -> dict[str, ConfigKey]:
 
 FOREVER: Final = str(LONG_MAX)
 CLOSING_QUIET: Final = "raftmq.closing.quiet.ms"
+DELIVERS_TO: Final = "raftmq.delivers.to"
+DELAY_MAX: Final = "raftmq.delay.max.ms"
 COMPRESSIONS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 _B, _S, _I, _L, _D, _LIST = (
@@ -393,6 +395,21 @@ TOPIC_KEYS: Final = check_all(
             "For how long nobody must have written to partitions that the topic lists no more, "
             "until they are sealed.",
             integer(0),
+        ),
+        ConfigKey(
+            DELAY_MAX,
+            _L,
+            "2592000000",
+            "Of a delay topic: the longest time that a record may ask to wait.",
+            long(0, 1 << 50),
+        ),
+        ConfigKey(
+            DELIVERS_TO,
+            _S,
+            "",
+            "Makes a delay topic: its records are delivered in this topic when they are due, as "
+            "their headers deliver-at and deliver-after say. Set when the topic is created.",
+            string,
         ),
         ConfigKey(
             "raftmq.produce.check",

@@ -55,6 +55,8 @@ LEVEL_OF_SECURITY: Final = 5
 """From it on there are users, and rules of who may do what."""
 LEVEL_OF_VIEWS: Final = 6
 """From it on topics shrink, and there are views."""
+LEVEL_OF_DELAYS: Final = 7
+"""From it on there are delay topics, and producers of brokers that partitions never forget."""
 EPOCH_ROOM: Final = 1_000
 """So far above the last leader epoch that was told begin those of the next partition of a number:
 nodes that did not know yet that the last one was gone may have elected some more leaders."""

@@ -193,7 +193,11 @@ class NodeCore:
     async def live(self) -> None:
         """Follow the metadata, and keep the logs well, until cancelled."""
         await self.tasks.together(
-            [self.partitions.run, lambda: run_maintenance(self.plane, self.partitions)]
+            [
+                self.partitions.run,
+                self.partitions.delays.run,
+                lambda: run_maintenance(self.plane, self.partitions),
+            ]
         )
 
     async def until_ready(self) -> None:
@@ -270,7 +274,9 @@ class NodeCore:
             self.deadlines,
             on_role=self._role_changed,
             transactions=self.led_transactions,
+            agreed=self.agreed_time,
         )
+        self.control.take_delivery = self.partitions.delays.take
 
     def _compose_transactions(self) -> None:
         plane, engine, config = self.plane, self.engine, self._transaction_config()

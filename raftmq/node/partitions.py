@@ -47,6 +47,7 @@ from raftmq.metadata.config_keys import CATCH_UP_RATE, CLOSING_QUIET, THROTTLED_
 from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.image import MetadataImage, all_partitions
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.delays import Delays
 from raftmq.node.presumed_isr import PresumedIsr
 from raftmq.node.retirement import Retirement
 from raftmq.node.targets import Targets
@@ -60,6 +61,7 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Role, SoftState
+from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.membership import TargetMembership
 from raftmq.replication.recovery import (
@@ -193,6 +195,7 @@ class Partitions:
         *,
         on_role: Callable[[TopicPartition, RoleWatch, SoftState], None],
         transactions: LeaderTransactions,
+        agreed: AgreedTime,
     ) -> None:
         self._plane = plane
         self._control = control
@@ -200,6 +203,7 @@ class Partitions:
         self._targets = Targets(control.engine, self._restate)
         self._deadlines = deadlines
         self._transactions = transactions
+        self._agreed = agreed
         self._root = f"{plane.folder.path}/topics"
         self._opening = Opening(
             node=plane.self_id,
@@ -226,6 +230,14 @@ class Partitions:
         self._presumed = PresumedIsr(plane.config.replica_lag_time_max_ms, self._is_there)
         self._leaderless: list[Replica] = []
         self.registry = PartitionRegistry()
+        self.delays = Delays(
+            control,
+            plane.tasks,
+            deadlines,
+            agreed,
+            self.registry.by_id,
+            plane.multiraft.touch,
+        )
         self.isolation = Isolation(
             plane.node_id,
             is_isolated=lambda: control.lifecycle.should_not_lead,
@@ -377,6 +389,7 @@ class Partitions:
             replica_counts=self.counts,
             workers=self._plane.batch_openers,
             transactions=self._transactions,
+            stamp_ms=self._agreed.stamp_ms,
             buggify=self._plane.buggify,
         )
         partition.on_led = self._led
@@ -642,6 +655,8 @@ class Partitions:
         """This node leads: report it to all nodes at once, if anything is new."""
         self._eager.pop(partition.group, None)
         self._transactions.led(partition.topic_id, partition.index)
+        if partition.settings.delivers_to:
+            self.delays.led(partition)
         replica = self._replicas[partition.group]
         brokers = self._engine.image.brokers
         now_ms = self._plane.clock.monotonic_ms()
@@ -736,10 +751,15 @@ class Partitions:
             if replica.failure is not None or not replica.is_writable:
                 continue
             partition = self.registry.by_group(replica.group)
-            if partition is None or partition.stable_end == NO_OFFSET:
+            if partition is None or (below := partition.stable_end) == NO_OFFSET:
                 continue
+            if partition.settings.delivers_to:
+                kept_from = self.delays.kept_from(partition)
+                if kept_from is None:
+                    continue
+                below = min(below, kept_from)
             try:
-                replica.retain(partition.stable_end)
+                replica.retain(below)
             except KafkaError as error:
                 logger.info("retention waits", group=str(replica.group), why=str(error))
 

@@ -11,7 +11,7 @@ when leadership or its term changes every parked produce is failed, its outcome 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -23,6 +23,7 @@ from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.verification import VerifyJob
 from raftmq.partition.batch_opening import MUST_OPEN, BatchOpening, OpeningWorkers, Waits
+from raftmq.partition.look_ups import FIRST_EPOCH, end_of, epoch_at, look_up
 from raftmq.partition.parked import (
     Deadlines,
     ParkedDeletes,
@@ -41,6 +42,7 @@ from raftmq.partition.ports import (
 )
 from raftmq.partition.produce_checks import (
     OpenedBatch,
+    check_own_batch,
     check_produced_batch,
     check_timestamps,
     prepare,
@@ -75,6 +77,7 @@ from raftmq.records import (
     Marker,
     build_marker,
     parse_header,
+    set_log_append_time,
 )
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions, reports_bugs
 from raftmq.replication.seals import Seal
@@ -91,13 +94,9 @@ from raftmq.types import (
 ACKS_ALL: Final = -1
 LATEST: Final = -1
 EARLIEST: Final = -2
-MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 
-FIRST_EPOCH: Final = 1
-"""No leader is ever elected in term 0. On Kafka 0 is the epoch of a partition's first leader, and
-some clients send 0 where they set none; so here it means the same as 1."""
 MEND_AGAIN_MS: Final = 5_000.0
 """After so long a table that follows from damage is read anew again, where that failed."""
 CHECK_AHEAD_BYTES: Final = 4 << 20
@@ -121,13 +120,14 @@ class Partition:
         replica_counts: ReplicaCounts | None = None,
         workers: OpeningWorkers | None = None,
         transactions: TransactionsPort = NO_TRANSACTIONS,
+        stamp_ms: Callable[[], int | None] = lambda: None,
         is_internal: bool = False,
         buggify: Buggify = never,
     ) -> None:
         """Make the state machine; `attach` its replica before any other call.
 
-        An internal partition shows readers a log that another state machine owns (the metadata
-        group's); it takes nothing from clients, and its owner wakes its fetches.
+        `stamp_ms` tells the time of appends to delay topics. An internal partition shows a log that
+        another state machine owns (the metadata group's), which wakes fetches; no client writes.
         """
         self.name = name
         self.topic_id: TopicId = group.topic_id
@@ -152,6 +152,7 @@ class Partition:
         self._transactions = RunningTransactions(transactions, group.topic_id, group.partition)
         self._acknowledged_end = Offset(0)  # records below it were, perhaps before a flush
         self._buggify = buggify
+        self._delay_ms = stamp_ms
         self._opening = BatchOpening(
             workers,
             clock,
@@ -325,7 +326,7 @@ class Partition:
         if not records:
             raise KafkaError("no records", code=ErrorCode.INVALID_RECORD)
         is_stamped = settings.timestamp_type == LOG_APPEND_TIME
-        now_ms = replica.append_time_ms() if is_stamped else self._clock.wall_ms()
+        now_ms = self._stamp_ms(settings) if is_stamped else self._clock.wall_ms()
         header = check_produced_batch(records, settings)
         is_transactional = header.attributes & TRANSACTIONAL
         if header.producer_id >= 0:
@@ -360,6 +361,49 @@ class Partition:
         counts.bytes_in += len(batch)
         end = Offset(base_offset + header.offset_count)
         return self._acknowledge(result, end, acks, timeout_ms)
+
+    def _stamp_ms(self, settings: PartitionSettings) -> int:
+        """LogAppendTime of what is appended now; in a delay topic it never falls."""
+        if not settings.delivers_to:
+            return self.replica.append_time_ms()
+        now_ms = self._delay_ms()
+        if now_ms is None:
+            raise KafkaError("the time is not known yet", code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return max(now_ms, self._producers.exact().greatest_timestamp)
+
+    @reports_assertions
+    def append_own(self, batch: bytearray, timeout_ms: int) -> AppendResult | Promise[AppendResult]:
+        """Append a batch that a broker made (`delays/deliveries.py`), once under its sequence;
+        answered as acks=all. An error that is returned at once means that nothing was appended,
+        unless this leadership has ended."""
+        try:
+            return self._take_own(batch, timeout_ms)
+        except KafkaError as error:
+            return AppendResult.refused(error)
+        finally:
+            self._header = None
+
+    def _take_own(self, batch: bytearray, timeout_ms: int) -> AppendResult | Promise[AppendResult]:
+        replica, settings = self.replica, self.settings
+        if self._is_closed or self.is_internal or not replica.is_writable:
+            raise KafkaError(code=self._no_leader_code())
+        if len(replica.in_sync_replicas()) < settings.min_insync_replicas:
+            raise KafkaError(code=ErrorCode.NOT_ENOUGH_REPLICAS)
+        header = check_own_batch(batch)
+        verdict = self._producers.judge_own(header)
+        if isinstance(verdict, Duplicate):
+            return self._acknowledge_duplicate(verdict, ACKS_ALL, timeout_ms)
+        if settings.timestamp_type == LOG_APPEND_TIME and not settings.delivers_to:
+            set_log_append_time(batch, replica.append_time_ms())
+            header = parse_header(batch)
+        self._header = header
+        base_offset = replica.append(batch, header)
+        if not self.is_leader:
+            raise KafkaError(code=self._no_leader_code())
+        self.counts.messages_in += header.record_count
+        self.counts.bytes_in += len(batch)
+        end = Offset(base_offset + header.offset_count)
+        return self._acknowledge(AppendResult(ErrorCode.NONE, base_offset), end, -1, timeout_ms)
 
     def _acknowledge(
         self, result: AppendResult, end: Offset, acks: int, timeout_ms: int
@@ -719,22 +763,8 @@ class Partition:
     def _diverging(self, offset: Offset, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
         # Not cut at the high watermark: a new leader may not know yet how far its log is committed,
         # and that log agrees with everything that a consumer was given.
-        known_epoch, end = self._end_of(epoch)
+        known_epoch, end = end_of(self.replica, epoch)
         return (known_epoch, end) if known_epoch < epoch or end < offset else None
-
-    def _end_of(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset]:
-        """The greatest known epoch not above `epoch`, and its end.
-
-        An epoch older than the whole log ended where the log starts, as in Kafka. Where nothing was
-        cut from the log no record had an older epoch than the first one, so an older epoch means
-        that record's.
-        """
-        log = self.replica.log
-        first = FIRST_EPOCH if log.log_start.index else self._epoch_at(log.log_start.base_offset)
-        found = log.end_offset_for_epoch(LeaderEpoch(max(epoch, first)))
-        if found is None:
-            return epoch, self.replica.log_start_offset
-        return min(epoch, found[0]), found[1]
 
     # ---- offsets and epochs ----
 
@@ -775,7 +805,7 @@ class Partition:
             return OffsetResult(code)
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             start = replica.log_start_offset
-            return OffsetResult(ErrorCode.NONE, start, leader_epoch=self._epoch_at(start))
+            return OffsetResult(ErrorCode.NONE, start, leader_epoch=epoch_at(replica, start))
         if not replica.is_writable:
             # KIP-207: a new leader may know a lower high watermark than its predecessor gave out.
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
@@ -786,33 +816,7 @@ class Partition:
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         if timestamp == LATEST:
             return OffsetResult(ErrorCode.NONE, end, leader_epoch=replica.leader_epoch)
-        return self._look_up(timestamp, end, may_wait=may_wait)
-
-    def _look_up(self, timestamp: int, end: Offset, *, may_wait: bool) -> OffsetResult:
-        replica = self.replica
-        log = replica.log
-        try:
-            if not may_wait and timestamp >= MAX_TIMESTAMP:
-                job = log.lookup_ahead(None if timestamp == MAX_TIMESTAMP else timestamp, end)
-                if job is not None:
-                    return OffsetResult(ErrorCode.NONE, job=job)
-            if timestamp == MAX_TIMESTAMP:
-                found = log.max_timestamp(end)
-            elif timestamp >= 0:
-                found = log.offset_for_timestamp(timestamp, end)
-            else:
-                return OffsetResult(ErrorCode.UNSUPPORTED_VERSION)
-        except KafkaError as error:
-            return OffsetResult(error.code)
-        except DiskError:
-            return OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
-        if found is None:
-            return OffsetResult(ErrorCode.NONE)
-        found_timestamp, offset, epoch = found
-        if offset < replica.log_start_offset:
-            # It is deleted and still in the log, and the first one that stays is not known yet.
-            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
-        return OffsetResult(ErrorCode.NONE, offset, found_timestamp, epoch)
+        return look_up(replica, timestamp, end, may_wait=may_wait)
 
     @reports_assertions
     def end_offset_for_epoch(self, epoch: int, *, current_epoch: int = -1) -> EpochEnd:
@@ -827,18 +831,12 @@ class Partition:
             return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
         if epoch < 0:
             return EpochEnd(ErrorCode.NONE)
-        known_epoch, end = self._end_of(LeaderEpoch(epoch))
+        known_epoch, end = end_of(replica, LeaderEpoch(epoch))
         if end > replica.high_watermark and not replica.is_writable:
             # The high watermark here may be behind: a consumer that is told it as the end of the
             # epoch would take records that it read for truncated.
             return EpochEnd(ErrorCode.OFFSET_NOT_AVAILABLE)
         return EpochEnd(ErrorCode.NONE, known_epoch, min(end, replica.high_watermark))
-
-    def _epoch_at(self, offset: Offset) -> LeaderEpoch:
-        replica = self.replica
-        if offset >= replica.log_end_offset:
-            return replica.leader_epoch
-        return replica.log.epoch_at(offset)
 
     # ---- deletion ----
 
@@ -852,6 +850,8 @@ class Partition:
             return DeleteResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not replica.is_writable:
             return DeleteResult(self._no_leader_code())
+        if self.settings.delivers_to:  # something of it may be pending
+            return DeleteResult(ErrorCode.POLICY_VIOLATION)
         target = replica.high_watermark if offset == -1 else Offset(offset)
         if not 0 <= target <= replica.high_watermark:
             return DeleteResult(ErrorCode.OFFSET_OUT_OF_RANGE)

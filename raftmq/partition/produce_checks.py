@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from raftmq.codec import OutputTooLargeError, decompress, output_limit
+from raftmq.delays.asks import ADDED_BYTES_MAX, read_ask
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError, RecordsRefusedError
 from raftmq.partition.settings import CheckDepth, PartitionSettings
 from raftmq.record_walk import UndecidedError, Walked, iter_brief, walk_lengths, walk_records
@@ -29,14 +30,17 @@ from raftmq.records import (
     LOG_APPEND_TIME,
     MAGIC,
     NO_TIMESTAMP,
+    OWN_PRODUCER_ID_MIN,
     TIMESTAMP_MAX,
     BatchHeader,
     InvalidRecordError,
     OldFormatError,
     assemble_batch,
+    check_batch,
     check_produced,
     has_sound_sum,
     parse_header,
+    read_records,
     set_create_time,
     set_log_append_time,
     set_max_timestamp,
@@ -46,6 +50,9 @@ _T = TypeVar("_T")
 _SIZE_AND_MAGIC: Final = struct.Struct(">8xi4xb")
 _OLD_BATCH_LENGTH_MIN: Final = 14  # of any format: what is shorter is no batch
 _BYTES_PER_COST: Final = 256  # so many are decompressed in the time in which a record is walked
+ASKS_INLINE_MAX: Final = 100
+"""Records of a delay topic whose headers are read on the loop: a millisecond."""
+_PER_HEADER: Final = 10
 RECORD_ERRORS_MAX: Final = 100
 """At most so many records of a refused batch are named."""
 
@@ -201,11 +208,51 @@ def is_long_work(records: memoryview, settings: PartitionSettings, inline: Allow
 
 def _must_read(header: BatchHeader, settings: PartitionSettings) -> bool:
     """True where the records are read whatever `raftmq.produce.check` says."""
-    return _must_rebuild(header, settings) or (
-        settings.timestamp_type == CREATE_TIME
-        and header.timestamp_type == CREATE_TIME
-        and header.max_timestamp < header.base_timestamp
+    return (
+        bool(settings.delivers_to)
+        or _must_rebuild(header, settings)
+        or (
+            settings.timestamp_type == CREATE_TIME
+            and header.timestamp_type == CREATE_TIME
+            and header.max_timestamp < header.base_timestamp
+        )
     )
+
+
+def _check_asks(
+    batch: memoryview, header: BatchHeader, settings: PartitionSettings, now_ms: int
+) -> None:
+    """Refuse what a delay topic could not deliver, or would deliver otherwise than was meant."""
+    if header.is_transactional:
+        raise InvalidRecordError("a delay topic takes no transactions")
+    output_max = output_limit(settings.max_message_bytes)
+    for index, record in enumerate(read_records(batch, output_max=output_max)):
+        size = len(record.key or b"") + len(record.value or b"") + ADDED_BYTES_MAX
+        size += sum(len(name) + len(text or b"") + _PER_HEADER for name, text in record.headers)
+        try:
+            read_ask(record.key, record.headers, now_ms, settings.delay_max_ms)
+            if size + HEADER_SIZE > settings.max_message_bytes:
+                raise InvalidRecordError("too large to be delivered")
+        except InvalidRecordError as error:
+            why = error.message or "a header that is not understood"
+            raise RecordsRefusedError(
+                why, ((index, why),), code=ErrorCode.INVALID_RECORD
+            ) from error
+
+
+def check_own_batch(batch: bytearray) -> BatchHeader:
+    """Check a batch that a broker made: of deliveries, or the note of one. Neither the topic's
+    max.message.bytes nor its segment.bytes bounds it: what was taken has to be delivered.
+
+    Raises:
+        KafkaError: it came otherwise than it was made.
+    """
+    header = check_batch(batch)
+    if header.producer_id < OWN_PRODUCER_ID_MIN or header.base_sequence < 0 or header.base_offset:
+        raise InvalidRecordError("no batch of a broker")
+    if header.is_control or header.is_transactional or not header.record_count:
+        raise InvalidRecordError("a broker's own batch holds records, of no transaction")
+    return header
 
 
 def _must_rebuild(header: BatchHeader, settings: PartitionSettings) -> bool:
@@ -247,6 +294,10 @@ def open_batch(
     if is_long and _is_any_odd(walked, settings, now_ms):
         raise UndecidedError(cost)  # to find the odd ones each record must be read
     _check_keys(data, header, walked, settings)
+    if settings.delivers_to:
+        if allowance is not None and header.record_count > ASKS_INLINE_MAX:
+            raise UndecidedError(cost)
+        _check_asks(batch, header, settings, now_ms)
     odd = _odd_records(data, header, walked, settings, now_ms)
     if _must_rebuild(header, settings):
         if allowance is not None and len(data) > allowance.rebuilt_bytes:

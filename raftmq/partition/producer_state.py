@@ -14,7 +14,8 @@ before it may still be under way.) The last five batches of each producer are re
 duplicates (a producer may have five requests in flight). Idle producers expire by the log's own
 greatest timestamp, never by a clock, so that all replicas forget the same ones at the same offset;
 the last ones to write never expire, since one client or leader whose clock is days ahead makes all
-others look idle. Neither do those with an open transaction, whose end is judged by it.
+others look idle. Neither do those with an open transaction, whose end is judged by it, nor those of
+brokers: what a delay partition sends again, perhaps after days, must be known (`delays/`).
 
 A transaction is open from its first batch to its marker, and holds the last stable offset back
 until that marker is committed. Where the first one begins is known at any time: those that are
@@ -41,7 +42,7 @@ from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import Final, TypeAlias, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from crc32c import crc32c
 
 from raftmq.errors import AheadError, ErrorCode, KafkaError, RaftmqError
@@ -50,6 +51,7 @@ from raftmq.records import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    OWN_PRODUCER_ID_MIN,
     SEQUENCE_MODULUS,
     BatchHeader,
 )
@@ -334,11 +336,24 @@ class ProducerStateTable:
     def _expire(self) -> None:
         idle_before = self._greatest_timestamp - self.expiration_ms
         producers = self._producers
+        own_left = PRODUCERS_KEPT
         while len(producers) > PRODUCERS_KEPT:
             producer_id = next(iter(producers))
-            if producers[producer_id].seen_at > idle_before and len(producers) <= PRODUCERS_MAX:
+            producer = producers[producer_id]
+            if producer.seen_at > idle_before and len(producers) <= PRODUCERS_MAX:
                 return
             del producers[producer_id]
+            if producer_id >= OWN_PRODUCER_ID_MIN:
+                # Never forgotten: it counts as one that wrote just now.
+                producers[producer_id] = evolve(producer, seen_at=self._greatest_timestamp)
+                own_left -= 1
+                if not own_left:
+                    return
+
+    @property
+    def greatest_timestamp(self) -> int:
+        """Of all batches of the log; -1 where there was none."""
+        return self._greatest_timestamp
 
     @property
     def first_open_offset(self) -> Offset | None:

@@ -398,6 +398,31 @@ class PartitionProducers:
                 self._check_order(header)
         return verdict
 
+    def exact(self) -> ProducerStateTable:
+        """The exact table.
+
+        Raises:
+            KafkaError: it is not replayed yet; DamagedError as `current`.
+        """
+        if not self._read_on():
+            raise KafkaError(
+                "the state of producers is still being replayed",
+                code=ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            )
+        return self.table
+
+    def judge_own(self, header: BatchHeader) -> Verdict:
+        """Judge a batch of a broker. Its producers are never forgotten, so one that is not known
+        begins here, and nothing of it can have been appended before.
+
+        Raises:
+            KafkaError: as `ProducerStateTable.check`, or OUT_OF_ORDER_SEQUENCE_NUMBER.
+        """
+        table = self.exact()
+        if header.base_sequence and table.get(header.producer_id) is None:
+            raise KafkaError("it is not the first of its producer", code=_OUT_OF_ORDER)
+        return table.check(header)
+
     def led(self, *, is_first: bool) -> None:
         """This node leads from now on; `is_first` when no leader was before it."""
         self._doubt_for(FIRST_LEADER_MS if is_first else MISSING_BATCH_MS)

@@ -9,7 +9,8 @@ from typing import Final
 from attrs import frozen
 
 from raftmq.codec import Codec
-from raftmq.metadata.config_keys import split_list
+from raftmq.delays.asks import DELAY_MAX_MS
+from raftmq.metadata.config_keys import DELAY_MAX, DELIVERS_TO, split_list
 from raftmq.records import CREATE_TIME, LOG_APPEND_TIME
 
 _CODECS: Final = {
@@ -45,6 +46,8 @@ class PartitionSettings:
     acks1_fsync: bool = False
     check: CheckDepth = CheckDepth.RECORDS
     is_compacted: bool = False
+    delivers_to: str = ""  # of a delay topic: the topic in which its records are delivered
+    delay_max_ms: int = DELAY_MAX_MS
 
     @classmethod
     def from_configs(cls, configs: Mapping[str, str]) -> PartitionSettings:
@@ -55,13 +58,16 @@ class PartitionSettings:
             text = configs.get(key)
             return otherwise if text is None else int(text)
 
+        delivers_to = configs.get(DELIVERS_TO, "")
         is_append_time = configs.get("message.timestamp.type") == "LogAppendTime"
+        codec = _CODECS[configs.get("compression.type", "producer")]
         return cls(
             max_message_bytes=number("max.message.bytes", default.max_message_bytes),
             segment_bytes=number("segment.bytes", default.segment_bytes),
             min_insync_replicas=number("min.insync.replicas", default.min_insync_replicas),
-            compression=_CODECS[configs.get("compression.type", "producer")],
-            timestamp_type=LOG_APPEND_TIME if is_append_time else CREATE_TIME,
+            # A delay topic is read record by record, in the order of its appends.
+            compression=Codec.NONE if delivers_to else codec,
+            timestamp_type=LOG_APPEND_TIME if is_append_time or delivers_to else CREATE_TIME,
             timestamp_before_ms_max=number(
                 "message.timestamp.before.max.ms", default.timestamp_before_ms_max
             ),
@@ -71,6 +77,8 @@ class PartitionSettings:
             acks1_fsync=configs.get("raftmq.acks1.fsync", "false").lower() == "true",
             check=CheckDepth(configs.get("raftmq.produce.check", default.check.value)),
             is_compacted="compact" in split_list(configs.get("cleanup.policy", "")),
+            delivers_to=delivers_to,
+            delay_max_ms=number(DELAY_MAX, default.delay_max_ms),
         )
 
 

@@ -151,6 +151,7 @@ class RaftCore:
             configuration, epochs.log_start, configuration_history
         )
         self.now = 0  # ticks since the start
+        self.resumed_tick = -1  # when ticks went on after they had stood still
         self.clock_ms = 0  # wall clock for replies, set by the engine; decides nothing here
 
         self.term = hard_state.term

@@ -16,6 +16,7 @@ the only one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -26,10 +27,14 @@ from raftmq.types import NodeId, ReplicaId
 
 HEAR_EVERY_MS: Final = 1_000.0
 HEAR_SOON_MS: Final = 100.0
-"""While nothing is known."""
+"""While nothing is known, or more is wanted."""
 AFTER_PAUSE_MS: Final = 10_000.0
 """A process that stood still hears no clocks until it has ticked for so long: what it finds in its
 sockets is old."""
+REMEMBERED: Final = 8
+"""Hearings, a second apart."""
+AGREED_WITHIN_MS: Final = 10_000
+RIGHT_WITHIN_MS: Final = 1_000
 _GROUPS_HEARD: Final = 64
 """So many groups that this node leads have the clocks of most other nodes."""
 
@@ -78,18 +83,24 @@ def heard_clocks(core: RaftCore) -> Iterator[tuple[ReplicaId, int]]:
 class TimeBounds:
     """The two bounds, kept as distances from monotonic time."""
 
-    __slots__ = ("_ceiling", "_earliest", "_latest")
+    __slots__ = ("_ceiling", "_earliest", "_latest", "_near", "_reached")
 
     def __init__(self) -> None:
         self._ceiling: float | None = None
         self._earliest = self._latest = 0.0
+        self._reached: deque[float] = deque(maxlen=REMEMBERED)
+        self._near = 0.0
 
     def hear(self, clocks_ms: Collection[int], voters: int, monotonic_ms: float) -> None:
         """Move the bounds by clocks of different nodes; too few of them change nothing."""
-        wrong_max = max(voters - 1, len(clocks_ms) - 1) // 2
-        if len(clocks_ms) <= wrong_max:
-            return
         ahead = sorted(clock_ms - monotonic_ms for clock_ms in clocks_ms)
+        few = max(min(voters, 3) - 1, len(ahead)) // 2
+        if len(ahead) > few:
+            self._reached.append(ahead[-1 - few])
+            self._near = ahead[few]
+        wrong_max = max(voters - 1, len(ahead) - 1) // 2
+        if len(ahead) <= wrong_max:
+            return
         self._latest = ahead[wrong_max]
         if self._ceiling is None:
             self._ceiling = self._latest
@@ -102,6 +113,19 @@ class TimeBounds:
     def latest_ms(self, monotonic_ms: float) -> int | None:
         """The latest time: no right clock shows more; None: unknown."""
         return None if self._ceiling is None else int(monotonic_ms + self._latest)
+
+    def reached_ms(self, monotonic_ms: float) -> int | None:
+        """A time that has come, while fewer than half of the clocks heard are wrong, or one of two:
+        some right clock showed it within the last hearings. (Of five voters two may be wrong; who
+        hears three of them could go by the slowest only.) Clocks that were heard are as old as the
+        message they came by, so the greatest of those is nearest; and it follows clocks that are
+        set right, where the earliest time keeps its ceiling."""
+        return int(monotonic_ms + max(self._reached)) if self._reached else None
+
+    @property
+    def doubt_ms(self) -> float:
+        """So far may `reached_ms` be behind, as the clocks tell that were heard last."""
+        return self._near - max(self._reached, default=self._near)
 
 
 class AgreedTime:
@@ -147,6 +171,33 @@ class AgreedTime:
         """What time it is at the latest; None: unknown."""
         return self._bounds.latest_ms(self._heard())
 
+    def reached_ms(self) -> int | None:
+        """A time that has come, by which delayed records are delivered; None: unknown."""
+        return self._bounds.reached_ms(self._heard())
+
+    def seek(self) -> None:
+        """Hear clocks soon: a group that this node leads was touched for it."""
+        now_ms = self._heard()
+        if self._next_ms - now_ms <= HEAR_EVERY_MS:
+            self._next_ms = min(self._next_ms, now_ms + HEAR_SOON_MS)
+
+    @property
+    def is_sure(self) -> bool:
+        """True while the clocks that were heard agree, or so many were heard that it is known
+        which are wrong."""
+        return self.reached_ms() is not None and self._bounds.doubt_ms <= RIGHT_WITHIN_MS
+
+    def stamp_ms(self) -> int | None:
+        """What a leader stamps a delayed record with that is appended now: the agreed time, which
+        is behind by a heartbeat or so, or its own clock where that is about the same. None:
+        unknown, also while so few clocks are heard that one may be wrong, and nobody knows
+        which."""
+        reached = self.reached_ms()
+        if reached is None or self._bounds.doubt_ms > AGREED_WITHIN_MS:
+            return None
+        wall_ms = self._clock.wall_ms()
+        return max(reached, wall_ms) if abs(wall_ms - reached) <= RIGHT_WITHIN_MS else reached
+
     def _heard(self) -> float:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._asked_ms > HEAR_EVERY_MS:
@@ -163,6 +214,8 @@ class AgreedTime:
         clocks: dict[NodeId, int] = {}
         for core in islice(self._leaders(), _GROUPS_HEARD):
             for peer, clock_ms in heard_clocks(core):
+                if core.progress[peer].last_heard_tick <= core.resumed_tick:
+                    continue  # it told that before the group was quiescent, perhaps for hours
                 clocks[peer.node_id] = max(clock_ms, clocks.get(peer.node_id, clock_ms))
         clocks[self._node_id] = self._clock.wall_ms()
         return clocks

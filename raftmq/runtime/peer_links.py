@@ -74,7 +74,8 @@ and requests between brokers have a stream of their own, brokers' heartbeats go 
 heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels; 7: metadata
 commands and snapshots may hold transactions; 8: metadata may hold moves and states of
 nodes, for which the controller has calls; 9: metadata may hold rules of who may do what and users,
-likewise; 10: topics may shrink: metadata holds views, logs hold seals."""
+likewise; 10: topics may shrink: metadata holds views, logs hold seals; 11: leaders of
+delay partitions deliver."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from attrs import evolve
 
 from raftmq.controller.shrinking import plan_shrink
 from raftmq.errors import ErrorCode
@@ -50,6 +51,13 @@ class Planned(Machine):
         known = CONFIGS | {key.replace("_", "."): value for key, value in configs.items()}
         command, rows = plan_shrink(self.image, wanted, topic_id(9), known)
         return command, [told(row) for row in rows]
+
+    def delay(self, **targets: str) -> None:
+        """Some topics deliver to others."""
+        for name, target in targets.items():
+            topic = self.image.topics[name]
+            topic = evolve(topic, configs=topic.configs.set("raftmq.delivers.to", target))
+            self.image = evolve(self.image, topics=self.image.topics.set(name, topic))
 
     def claim(self, group: str) -> None:
         epoch = self.image.brokers[node(1)].epoch
@@ -167,6 +175,25 @@ def test_what_would_never_go_is_kept_only_when_that_is_asked_for(
     command, rows = machine.plan(call(keep=True), **configs)
     assert isinstance(command, ShrinkTopic)
     assert rows[2].endswith(", for good")
+
+
+@pytest.mark.parametrize("wanted", [call(), call(force=True, keep=True, now=True, dry_run=True)])
+@pytest.mark.parametrize(
+    ("configs", "why"),
+    [
+        ({"a": "b"}, "a is a delay topic, which does not shrink"),
+        ({"b": "a"}, "the delay topic b delivers in a, which therefore does not shrink"),
+    ],
+)
+def test_what_delays_or_is_delivered_in_does_not_shrink(
+    machine: Planned, wanted: ShrinkTopicCall, configs: dict[str, str], why: str
+) -> None:
+    machine.apply(CreateTopics(topics=(creation("b", 2, (1,)),)))
+    assert machine.plan(wanted)[1][0].startswith("verdict: ")
+    machine.delay(**configs)
+    command, (row,) = plan_shrink(machine.image, wanted, topic_id(9), CONFIGS)
+    assert (command, row.code) == (None, ErrorCode.INVALID_REQUEST)
+    assert why in row.message
 
 
 def test_groups_that_would_lose_something_are_named(machine: Planned) -> None:

@@ -36,6 +36,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import (
     EPOCH_ROOM,
+    LEVEL_OF_DELAYS,
     LEVEL_OF_VIEWS,
     NumberImage,
     PartitionImage,
@@ -246,6 +247,24 @@ def test_nothing_is_done_below_the_level(machine: Shrinking) -> None:
         assert low.apply(kind(reports=(low.report(5, 7),))) == Done(low.image.version)  # type: ignore[arg-type]
     assert low.image.topics == before.topics
     assert low.image.structure_version == before.structure_version
+
+
+@pytest.mark.parametrize("is_target", [True, False])
+def test_what_delays_or_is_delivered_in_does_not_shrink(is_target: bool) -> None:
+    """Also where the two commands were planned at once; and only where there are delay topics."""
+    for level in (LEVEL_OF_DELAYS - 1, LEVEL_OF_DELAYS):
+        machine = Shrinking(level)
+        delivers = {"raftmq.delivers.to": "a" if is_target else "c"}
+        machine.apply(CreateTopics(topics=(creation("b", 2, NODES),)))
+        name = "b" if is_target else "a"
+        topic = evolve(machine.image.topics[name], configs=Map(delivers))
+        machine.image = evolve(machine.image, topics=machine.image.topics.set(name, topic))
+        before = machine.topic
+        if level < LEVEL_OF_DELAYS:
+            assert isinstance(machine.shrink(4), Done)
+        else:
+            assert code(machine.shrink(4)) is ErrorCode.INVALID_REQUEST
+            assert machine.topic == before
 
 
 def test_below_their_level_these_commands_are_not_written(machine: Shrinking) -> None:

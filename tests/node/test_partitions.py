@@ -32,6 +32,7 @@ from raftmq.partition.registry import PartitionRegistry
 from raftmq.ports import DiskError, DiskFullError, never
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.catch_up import CatchUpRate
+from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.multiraft import MultiRaft
 from raftmq.replication.ports import ReplicaConfig
 from raftmq.replication.recovery import ReplicaOpener
@@ -115,6 +116,7 @@ class Bench:
             Deadlines(clock),
             on_role=lambda *_: None,
             transactions=self.transactions,
+            agreed=AgreedTime(NodeId(1), clock, lambda: (), lambda: 1),
         )
 
     def start(self, number: int, topic: int = 1) -> StartReplica:

@@ -7,7 +7,8 @@ import pytest
 from raftmq.errors import ErrorCode
 from raftmq.log.aborted import Aborted
 from raftmq.log.prefetch import WarmJob
-from raftmq.partition.partition import EARLIEST, LATEST, MAX_TIMESTAMP
+from raftmq.partition.look_ups import MAX_TIMESTAMP
+from raftmq.partition.partition import EARLIEST, LATEST
 from raftmq.partition.ports import NO_OFFSET, ReadResult
 from raftmq.records import Marker, NewRecord, build_batch, build_marker, parse_header
 from raftmq.types import Offset

@@ -96,11 +96,12 @@ class FakeClock:
         return self.wall
 
 
-def led(*clocks_ms: int, heard_tick: int = 10) -> Any:
+def led(*clocks_ms: int, heard_tick: int = 10, resumed_tick: int = -1) -> Any:
     """A leader's core that heard these clocks, of nodes 2, 3, ..."""
     peers = {ReplicaId(NodeId(2 + i), StorageId(7)): ms for i, ms in enumerate(clocks_ms)}
     return SimpleNamespace(
         now=10,
+        resumed_tick=resumed_tick,
         configuration=SimpleNamespace(voters=set(peers)),
         config=SimpleNamespace(election_ticks=3),
         progress={
@@ -165,3 +166,90 @@ def test_the_metadata_group_is_kept_awake_until_the_time_is_known() -> None:
     replicas.clear()
     agreed.tick()
     assert woken == [12_000.0], "what was heard once goes on by itself"
+
+
+def test_what_was_reached_is_the_newest_of_what_was_heard_lately() -> None:
+    """Clocks that were heard are as old as their message; and a correct step is followed."""
+    clock, heard = FakeClock(), [NOW - 200, NOW - 200]
+    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
+    assert agreed.reached_ms() == NOW - 200
+    clock.monotonic += HEAR_EVERY_MS
+    heard[:] = [NOW + 950, NOW + 950]
+    clock.wall = NOW + 1_000
+    reached = agreed.reached_ms()
+    assert reached == NOW + 950
+    heard[:] = [NOW + 1_500, NOW + 1_500]  # by now as old as half a second
+    clock.monotonic += HEAR_EVERY_MS
+    clock.wall = NOW + 2_000
+    assert agreed.reached_ms() == NOW + 1_950, "time does not fall"
+    heard[:] = [NOW + DAY, NOW + DAY]
+    clock.monotonic += HEAR_EVERY_MS
+    assert agreed.reached_ms() == NOW + DAY, "most clocks were set right"
+
+
+def test_a_delayed_record_is_stamped_by_the_leaders_clock_where_that_is_right() -> None:
+    clock, heard = FakeClock(), [NOW, NOW]
+    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
+    for wall, stamp in ((NOW + 100, NOW + 100), (NOW - 100, NOW), (NOW + DAY, NOW)):
+        clock.wall = wall
+        assert agreed.stamp_ms() == stamp
+    del heard[1:]  # two clocks a day apart: which is wrong?
+    clock.monotonic += HEAR_EVERY_MS
+    assert agreed.stamp_ms() is None
+
+
+def test_what_a_quiescent_group_had_heard_is_old() -> None:
+    clock = FakeClock()
+    clock.wall = NOW
+    replicas = [led(NOW - DAY, NOW - DAY, resumed_tick=10)]
+    agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: 3)
+    assert agreed.latest_ms() is None
+    replicas[:] = [led(NOW, NOW, resumed_tick=9)]
+    clock.monotonic += HEAR_SOON_MS
+    assert agreed.latest_ms() == NOW
+
+
+def test_more_clocks_are_sought_while_it_is_not_known_which_is_wrong() -> None:
+    clock = FakeClock()
+    heard = [NOW]
+    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
+    assert (agreed.reached_ms(), agreed.is_sure) == (clock.wall, False)
+    heard[:] = [NOW, NOW]
+    clock.monotonic += HEAR_SOON_MS
+    assert not agreed.is_sure, "it hears again in a second"
+    agreed.seek()
+    clock.monotonic += HEAR_SOON_MS
+    assert agreed.is_sure
+    assert agreed.reached_ms() == NOW
+    clock.monotonic += 9.0 * DAY  # a pause, after which nothing is heard for some time
+    agreed.seek()
+    clock.monotonic += HEAR_SOON_MS
+    heard[:] = [NOW + DAY, NOW + DAY]
+    assert agreed.reached_ms() == NOW + 9 * DAY + HEAR_SOON_MS
+
+
+@pytest.mark.parametrize(
+    ("clocks", "voters", "reached", "doubt"),
+    [
+        ([5], 1, 5, 0),
+        ([5], 3, None, 0),
+        ([5], 5, None, 0),
+        ([5, 9], 1, 5, 4),
+        ([5, 9], 2, 5, 4),
+        ([5, 9], 3, 5, 4),
+        ([5, 9], 5, 5, 4),
+        ([1, 7, 7], 3, 7, 0),
+        ([1, 7, 7], 5, 7, 0),
+        ([7, 7, 99], 5, 7, 0),
+        ([1, 7, 7, 7], 3, 7, 0),
+        ([7, 7, 7, 99], 5, 7, 0),
+        ([1, 2, 7, 7, 7], 5, 7, 0),
+        ([7, 7, 7, 98, 99], 5, 7, 0),
+    ],
+)
+def test_one_wrong_clock_does_not_move_what_was_reached(
+    clocks: list[int], voters: int, reached: int | None, doubt: int
+) -> None:
+    heard = TimeBounds()
+    heard.hear(clocks, voters, 0.0)
+    assert (heard.reached_ms(0.0), heard.doubt_ms) == (reached, doubt)

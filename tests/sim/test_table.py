@@ -9,6 +9,7 @@ import pytest
 from jepsen_like import table
 from jepsen_like.__main__ import main
 from jepsen_like.cluster.planted_clients import CLIENT_BUGS
+from jepsen_like.cluster.planted_delays import DELAY_BUGS
 from jepsen_like.cluster.planted_elastic import ELASTIC_BUGS
 from jepsen_like.cluster.planted_moves import MOVE_BUGS
 from jepsen_like.cluster.planted_narrow import NARROW_BUGS
@@ -25,6 +26,7 @@ def test_what_stands_has_its_bugs() -> None:
     assert table.gaps() == []
     kinds = (
         CLIENT_BUGS,
+        DELAY_BUGS,
         ELASTIC_BUGS,
         MOVE_BUGS,
         NARROW_BUGS,

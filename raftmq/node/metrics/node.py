@@ -107,6 +107,34 @@ counter(
     lambda node: node.partitions.isolation.handed_over_count,
 )
 
+# ---- delays ----
+
+gauge(
+    "raftmq_delays_pending",
+    "Records that wait in delay partitions led here; of cancelled ones some may still count",
+    lambda node: node.partitions.delays.pending_count,
+)
+gauge(
+    "raftmq_delays_blocked",
+    "Delay partitions led here whose next delivery was not taken at the last attempt",
+    lambda node: node.partitions.delays.blocked_count,
+)
+gauge(
+    "raftmq_delays_late_seconds",
+    "How late the latest of the last deliveries of each partition led here was noted",
+    lambda node: node.partitions.delays.late_ms / 1e3,
+)
+counter(
+    "raftmq_delays_delivered_total",
+    "Records that targets have taken from this node",
+    lambda node: node.partitions.delays.delivered_count,
+)
+counter(
+    "raftmq_delays_sends_failed_total",
+    "Attempts to deliver that were not answered with success, and are repeated",
+    lambda node: node.partitions.delays.sends_failed_count,
+)
+
 # ---- transactions ----
 
 gauge(

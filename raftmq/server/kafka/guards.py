@@ -25,6 +25,7 @@ from attrs import frozen
 
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
+from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.rights import BIT, CLUSTER_NAME, Kind, Operation, Rights
@@ -79,6 +80,7 @@ NEEDS: Final[dict[ApiKey, tuple[tuple[Kind, Operation], ...]]] = {
         (_CLUSTER, _Op.CREATE),
         (_TOPIC, _Op.CREATE),
         (_TOPIC, _Op.DESCRIBE_CONFIGS),
+        (_TOPIC, _Op.WRITE),
     ),
     ApiKey.DELETE_TOPICS: ((_TOPIC, _Op.DELETE), (_TOPIC, _Op.DESCRIBE)),
     ApiKey.DELETE_RECORDS: ((_TOPIC, _Op.DELETE),),
@@ -348,12 +350,21 @@ def _of_partitions(
     return guard
 
 
+def _may_deliver(asked: Asked, topic: Struct) -> bool:
+    """A delay topic writes to another one, for whoever writes to it."""
+    targets = [one.value for one in topic.configs or () if one.name == DELIVERS_TO and one.value]
+    return all(asked.may(_TOPIC, target.strip(), Operation.WRITE) for target in targets)
+
+
 def _create_topics(asked: Asked, request: Struct) -> Work[Any]:
-    refused: list[Any] = []
-    if not asked.rights.may(Operation.CREATE, _CLUSTER, CLUSTER_NAME):
-        request.topics, refused = yield from _parted(
-            request.topics, lambda topic: asked.may(_TOPIC, topic.name, Operation.CREATE)
-        )
+    may_create = asked.rights.may(Operation.CREATE, _CLUSTER, CLUSTER_NAME)
+    request.topics, refused = yield from _parted(
+        request.topics,
+        lambda topic: (
+            (may_create or asked.may(_TOPIC, topic.name, Operation.CREATE))
+            and _may_deliver(asked, topic)
+        ),
+    )
     answer = yield from asked.answer(request)
     for count, row in enumerate(answer["topics"], 1):
         if row["configs"] and not asked.may(_TOPIC, row["name"], Operation.DESCRIBE_CONFIGS):

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from raftmq.errors import ErrorCode
+from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.promise import Promise
 from raftmq.protocol.fetch import FetchPartitionResponse, FetchRequest, FetchResponse
 from raftmq.protocol.produce import (
@@ -86,10 +87,28 @@ def _produce_refusal(
     """Why records of a topic are not taken from a caller; NONE where they are."""
     code = _refusal(broker, context, rights, Operation.WRITE, topic.name, topic.topic_id)
     if code is ErrorCode.NONE:
+        code = _target_refusal(broker, context, rights, topic)
+    if code is ErrorCode.NONE:
         for part in topic.partitions:
             if part.records is not None and not _owns(broker, context, rights, part.records):
                 return NO_ID
     return code
+
+
+def _target_refusal(
+    broker: Broker, context: RequestContext, rights: Rights, topic: ProduceTopic
+) -> ErrorCode:
+    """Who writes to a delay topic writes to the one that it delivers in."""
+    image = broker.image
+    name = topic.name
+    if name is None and topic.topic_id is not None:
+        name = image.topic_names.get(TopicId(topic.topic_id))
+    known = None if name is None else image.topics.get(name)
+    target = "" if known is None else known.configs.get(DELIVERS_TO, "")
+    if not target or rights.may(Operation.WRITE, Kind.TOPIC, target):
+        return ErrorCode.NONE
+    denied(broker, context, rights, Operation.WRITE, Kind.TOPIC, target)
+    return NO_TOPIC
 
 
 def _owns(broker: Broker, context: RequestContext, rights: Rights, records: memoryview) -> bool:

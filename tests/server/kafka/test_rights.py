@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
+from immutables import Map
 
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import CreateAclsCall, DeleteAclsCall, Outcome
@@ -120,6 +122,47 @@ def test_a_missing_topic_is_made_by_whoever_may_create_it(rules: list[Rule], cod
         assert not world.controller.calls
     else:
         assert [one.name for one in world.controller.calls[0][0].topics] == [GONE]
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_a_delay_topic_is_made_by_whoever_may_write_to_its_target(may_write: bool) -> None:
+    write = [allow(Operation.WRITE, Kind.TOPIC, GONE)] if may_write else []
+    world = Guarded(allow(Operation.CREATE, Kind.CLUSTER, CLUSTER_NAME), *write)
+    row = {
+        "name": "later",
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [{"name": "raftmq.delivers.to", "value": GONE}],
+    }
+    slot = world.send(ApiKey.CREATE_TOPICS, 5, topics=[row], timeout=10, validate_only=False)
+    world.settle()
+    if may_write:
+        ((call, _),) = world.controller.calls
+        assert call.topics[0].configs == {"raftmq.delivers.to": GONE}
+    else:
+        assert not world.controller.calls
+        (refused,) = world.read(ApiKey.CREATE_TOPICS, 5, slot).topics
+        assert (refused.name, refused.error_code) == ("later", NO_TOPIC)
+
+
+@pytest.mark.parametrize("version", [9, 13])
+def test_a_delay_topic_is_written_to_by_whoever_may_write_to_its_target(version: int) -> None:
+    world = Guarded(WRITE_HERE)
+
+    def code() -> int:
+        slot = world.produce(version, [(HERE if version < 13 else world.topic_id, 0, BATCH)])
+        world.settle()
+        (topic,) = world.produced(version, slot).topics
+        return topic.partitions[0].error_code
+
+    assert code() != NO_TOPIC
+    topic = world.engine.image.topics[HERE]
+    delays = evolve(topic, configs=Map({"raftmq.delivers.to": GONE}))
+    world.engine.change(topics=world.engine.image.topics.set(HERE, delays))
+    assert code() == NO_TOPIC
+    world.let(WRITE_HERE, allow(Operation.WRITE, Kind.TOPIC, GONE))
+    assert code() != NO_TOPIC
 
 
 def test_an_id_is_unknown_to_whoever_may_not_describe_its_topic() -> None:

@@ -18,8 +18,9 @@ from uuid import UUID
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.credentials import masked
+from raftmq.partition.look_ups import FIRST_EPOCH
 from raftmq.partition.parked import Deadline
-from raftmq.partition.partition import FIRST_EPOCH, Partition
+from raftmq.partition.partition import Partition
 from raftmq.partition.ports import NO_OFFSET, FileSpan
 from raftmq.ports import Runnable
 from raftmq.promise import Promise

@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias
 from attrs import frozen
 
 from raftmq.errors import ErrorCode
+from raftmq.partition.look_ups import MAX_TIMESTAMP
 from raftmq.partition.partition import (
     EARLIEST,
     EARLIEST_LOCAL,
     LATEST_TIERED,
-    MAX_TIMESTAMP,
     Partition,
 )
 from raftmq.partition.ports import AppendResult, DeleteResult, OffsetResult

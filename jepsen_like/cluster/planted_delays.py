@@ -1,0 +1,97 @@
+"""Bugs planted in delay topics: what is noted, sent, taken once, and kept until it is due."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from jepsen_like.bug import Bug, nothing, patching
+from jepsen_like.cluster import stress
+from raftmq.delays.deliveries import Delivery
+from raftmq.delays.pending import Pending
+from raftmq.node.delays import Delays, Led
+from raftmq.partition.partition import Partition
+from raftmq.partition.producer_state import ACCEPT
+from raftmq.partition.producers import PartitionProducers
+from raftmq.partition.settings import PartitionSettings
+from raftmq.records import BatchHeader
+from raftmq.replication.clocks import TimeBounds
+from raftmq.types import Offset
+
+EARLY_MS: Final = 400
+
+_append_note = Delays._append_note
+_find_note = Delays._find_note
+_reached_ms = TimeBounds.reached_ms
+
+
+async def _not_waited_for(self: Delays, led: Led, delivery: Delivery, note: bytearray) -> bool:
+    """The batch leaves before its note is committed."""
+    result = led.partition.append_own(note, 2_000)
+    led.before, led.is_owed = delivery, True
+    led.note_offset = led.partition.replica.log_end_offset - 1
+    led.number += 1
+    del self, result
+    return True
+
+
+async def _believed(self: Delays, led: Led) -> float:
+    """A new leader takes the last delivery for sent."""
+    pause_ms = await _find_note(self, led)
+    led.is_owed = False
+    return pause_ms
+
+
+def _taken_again(_self: PartitionProducers, _header: BatchHeader) -> Any:
+    return ACCEPT
+
+
+def _early(self: TimeBounds, monotonic_ms: float) -> int | None:
+    reached = _reached_ms(self, monotonic_ms)
+    return None if reached is None else reached + EARLY_MS
+
+
+def _all_may_go(_self: Delays, partition: Partition) -> Offset:
+    return partition.stable_end
+
+
+def _stamped_by_itself(self: Partition, settings: PartitionSettings) -> int:
+    """Appends are stamped by whatever clock the leader has."""
+    del settings
+    return self._clock.wall_ms()
+
+
+def _bug(
+    *targets: tuple[object, str, object], caught_by: tuple[str, ...], begins_at: int = 1
+) -> Bug:
+    return Bug(patching(*targets), stress.delays, 12, (14,), caught_by, begins_at)
+
+
+DELAY_BUGS: Final[dict[str, Bug]] = {
+    "sent-before-its-note": _bug(
+        (Delays, "_append_note", _not_waited_for),
+        caught_by=("DeliveredOnce", "NothingPendingIsDropped", "CancelledStaysAway"),
+    ),
+    "sent-is-believed": _bug(
+        (Delays, "_find_note", _believed), caught_by=("NothingPendingIsDropped",)
+    ),
+    "deliveries-are-taken-twice": _bug(
+        (PartitionProducers, "judge_own", _taken_again), caught_by=("DeliveredOnce",)
+    ),
+    "delivered-by-a-fast-clock": _bug(
+        (TimeBounds, "reached_ms", _early), caught_by=("NeverEarly", "CancelledStaysAway")
+    ),
+    "cancellations-are-ignored": _bug(
+        (Pending, "_cancel", nothing), caught_by=("CancelledStaysAway",)
+    ),
+    "retention-takes-the-pending": _bug(
+        (Delays, "kept_from", _all_may_go), caught_by=("NothingPendingIsDropped",)
+    ),
+    "cursor-passes-the-unread": _bug(
+        (Delays, "_first_unread_ms", nothing), caught_by=("NothingPendingIsDropped",)
+    ),
+    "delays-by-the-leaders-clock": _bug(
+        (Partition, "_stamp_ms", _stamped_by_itself),
+        caught_by=("NeverEarly", "NothingPendingIsDropped", "CancelledStaysAway"),
+        begins_at=5,
+    ),
+}

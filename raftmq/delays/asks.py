@@ -1,0 +1,161 @@
+"""What a record of a delay topic asks for, in headers of text, and what is left of it on delivery.
+
+| header | |
+|---|---|
+| `deliver-at` | milliseconds since 1970, or RFC 3339 with its zone; `never` cancels by key |
+| `deliver-after` | milliseconds, or numbers with units: `90s`, `1h30m`; from the leader's append |
+| `deliver-mode` | `add` (the default), or `replace`: cancels by key, then is pending itself |
+
+Without any of them a record is due at once. Whatever begins with `deliver-` and is not understood
+is refused: a typing error would else be delivered at once. A cancellation needs a key; a record
+without a value is a record like any other.
+
+Invariant: no record is due before its append, so that due times and append times are one order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+from attrs import frozen
+
+from raftmq.records import InvalidRecordError, NewRecord, Record
+
+PREFIX: Final = "deliver-"
+OWN_PREFIX: Final = "raftmq-"
+AT: Final = "deliver-at"
+AFTER: Final = "deliver-after"
+MODE: Final = "deliver-mode"
+NEVER: Final = "never"
+CREATED: Final = "raftmq-created-at"
+SOURCE: Final = "raftmq-delayed-at"
+VALUE_BYTES_MAX: Final = 64
+DELAY_MAX_MS: Final = 30 * 86_400_000
+ADDED_BYTES_MAX: Final = 512
+"""What delivery adds to a record at most: its own headers, and some bytes of framing."""
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
+_PART: Final = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)")
+_PARTS: Final = re.compile(r"(?:[0-9]{1,15}(?:ms|s|m|h|d))+")
+
+
+class Kind(Enum):
+    """What becomes of what is pending under the same key."""
+
+    ADD = "add"
+    REPLACE = "replace"
+    CANCEL = "cancel"
+
+
+@frozen(slots=True)
+class Ask:
+    """What one record asks for: `due_ms` is not before its append."""
+
+    kind: Kind
+    due_ms: int
+
+
+def read_ask(
+    key: bytes | None, headers: Headers, appended_ms: int, delay_max_ms: int = DELAY_MAX_MS
+) -> Ask:
+    """What a record asks for that is appended at that time.
+
+    Raises:
+        InvalidRecordError: a header that is not understood, and why.
+    """
+    found: dict[str, str] = {}
+    for name, content in headers:
+        if name.startswith(PREFIX):
+            if name in found:
+                raise InvalidRecordError(f"{name} is there twice")
+            found[name] = _text(name, content)
+    if not found:
+        return Ask(Kind.ADD, appended_ms)
+    unknown = [name for name in found if name not in (AT, AFTER, MODE)]
+    if unknown:
+        raise InvalidRecordError(f"there is no header {unknown[0][:VALUE_BYTES_MAX]!r}")
+    kind = _kind(found)
+    if kind is not Kind.ADD and key is None:
+        raise InvalidRecordError("what cancels or replaces needs a key")
+    due_ms = appended_ms
+    if AFTER in found:
+        due_ms += read_span(found[AFTER])
+    elif AT in found and kind is not Kind.CANCEL:
+        due_ms = max(appended_ms, read_time(found[AT]))
+    if due_ms - appended_ms > delay_max_ms:
+        raise InvalidRecordError(f"due in more than raftmq.delay.max.ms {delay_max_ms}")
+    return Ask(kind, due_ms)
+
+
+def _kind(found: dict[str, str]) -> Kind:
+    mode = found.get(MODE, Kind.ADD.value)
+    if mode not in (Kind.ADD.value, Kind.REPLACE.value):
+        raise InvalidRecordError(f"{MODE} is add or replace, not {mode!r}")
+    if AT in found and AFTER in found:
+        raise InvalidRecordError(f"{AT} and {AFTER} in one record")
+    if found.get(AT) == NEVER:
+        return Kind.CANCEL
+    return Kind(mode)
+
+
+def _text(name: str, content: bytes | None) -> str:
+    if content is None or len(content) > VALUE_BYTES_MAX or not content.isascii():
+        raise InvalidRecordError(f"{name[:VALUE_BYTES_MAX]} is no short text")
+    return content.decode("ascii").strip()
+
+
+def read_time(text: str) -> int:
+    """Milliseconds since 1970 of a `deliver-at`.
+
+    Raises:
+        InvalidRecordError: it is no such time.
+    """
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRecordError(f"{AT} is no time: {text!r}") from error
+    if moment.tzinfo is None or len(text) < len("2000-01-01T00:00Z"):
+        raise InvalidRecordError(f"{AT} has no zone: {text!r}")
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    # Up to the next whole millisecond: never early.
+    return since.days * 86_400_000 + since.seconds * 1_000 + -(-since.microseconds // 1_000)
+
+
+def read_span(text: str) -> int:
+    """Milliseconds of a `deliver-after`.
+
+    Raises:
+        InvalidRecordError: it is no such span.
+    """
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    if not _PARTS.fullmatch(text):
+        raise InvalidRecordError(f"{AFTER} is no span of time: {text!r}")
+    return sum(int(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+
+
+def key_digest(key: bytes) -> bytes:
+    """What stands for a key in memory: 16 bytes, whatever its length."""
+    return blake2b(key, digest_size=16).digest()
+
+
+def delivered(record: Record, created_ms: int, source: str) -> NewRecord:
+    """A record as it is delivered; `source` says where it waited."""
+    kept = [
+        (name, content)
+        for name, content in record.headers
+        if not name.startswith(PREFIX) and name not in (CREATED, SOURCE)
+    ]
+    kept.append((CREATED, str(created_ms).encode()))
+    kept.append((SOURCE, source.encode()))
+    return NewRecord(record.key, record.value, None, kept)

@@ -1,0 +1,268 @@
+"""Deliveries: the note that a delay partition commits first, and the batch that then leaves it.
+
+A delivery is a handful of entries that are due, in their order. Its note says which they are, where
+they go, and under which sequence of the partition's own producer id; it is a record of the delay
+partition's log. Only when the note is committed is the batch sent, by whoever leads then, as often
+as it takes; the target's table of producers takes it once, since a repetition has the same sequence
+and the same number of records. The next note is written when the batch is known to be committed.
+
+So the notes are the one order of what happened: a note that was cut off with its leader's log sent
+nothing; a cancellation that was acknowledged stands before every note of what is due later.
+
+Another target (the topic was made again, or has more partitions) begins a new epoch at sequence 0.
+
+Layout of a note's value: version uint8, target's topic id 16 bytes, partition int32, epoch int16,
+sequence int32, time of delivery int64, cursor (due int64, offset int64), count uint32, then as many
+offsets int64. Its key is `raftmq-delivery`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Final
+from uuid import UUID
+
+from attrs import frozen
+
+from raftmq.codec import OUTPUT_MAX, decompress
+from raftmq.delays.asks import Ask, Kind, delivered, key_digest, read_ask
+from raftmq.delays.pending import Place, Row
+from raftmq.errors import AheadError, CorruptBatchError
+from raftmq.records import (
+    HEADER_SIZE,
+    OWN_PRODUCER_ID_MIN,
+    SEQUENCE_MODULUS,
+    InvalidRecordError,
+    NewRecord,
+    Record,
+    build_batch,
+    parse_header,
+    read_headers,
+    read_records,
+    read_varint,
+)
+from raftmq.types import Buffer, RaftGroupId, TopicId
+
+NOTE_PRODUCER_ID: Final = OWN_PRODUCER_ID_MIN
+"""Notes in a delay partition have this producer id, so its table knows where the last one is."""
+NOTE_KEY: Final = b"raftmq-delivery"
+RECORDS_MAX: Final = 100
+"""Records of one delivery."""
+BYTES_MAX: Final = 64 << 10
+"""Bytes of one delivery's records, unless the first one alone is larger."""
+EPOCH_MAX: Final = (1 << 15) - 1
+
+_VERSION: Final = 1
+_NOTE: Final = struct.Struct(">B16sihiqqqI")
+_OFFSET: Final = struct.Struct(">q")
+_GROUP: Final = struct.Struct(">16siq")
+
+
+class NewerNoteError(CorruptBatchError, AheadError):
+    """A note that a newer raftmq wrote."""
+
+
+@frozen(slots=True, kw_only=True)
+class Delivery:
+    """One delivery, as its note says.
+
+    Attributes:
+        at_ms: the time of the records when delivered.
+        cursor: all that is pending up to there is done with.
+        offsets: of the records, in the order in which they are delivered.
+    """
+
+    topic_id: TopicId
+    partition: int
+    epoch: int
+    sequence: int
+    at_ms: int
+    cursor: Place
+    offsets: tuple[int, ...]
+
+    @property
+    def next_sequence(self) -> int:
+        """That of the next delivery to the same target."""
+        return (self.sequence + len(self.offsets)) % SEQUENCE_MODULUS
+
+    def encode(self) -> bytes:
+        """The value of its note."""
+        head = _NOTE.pack(
+            _VERSION,
+            self.topic_id.bytes,
+            self.partition,
+            self.epoch,
+            self.sequence,
+            self.at_ms,
+            *self.cursor,
+            len(self.offsets),
+        )
+        return head + b"".join(map(_OFFSET.pack, self.offsets))
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Delivery:
+        """Read what `encode` wrote.
+
+        Raises:
+            CorruptBatchError: it is no note, or (`NewerNoteError`) of a newer version.
+        """
+        if not data or data[0] > _VERSION:
+            raise NewerNoteError(f"a note of version {data[0] if data else None}")
+        try:
+            _, topic, partition, epoch, sequence, at_ms, due_ms, offset, count = _NOTE.unpack_from(
+                data
+            )
+            rest = memoryview(data)[_NOTE.size :]
+            offsets = tuple(row[0] for row in _OFFSET.iter_unpack(rest))
+        except struct.error as error:
+            raise CorruptBatchError("a note of another size") from error
+        if len(offsets) != count or not count:
+            raise CorruptBatchError(f"a note of {count} offsets that has {len(offsets)}")
+        return cls(
+            topic_id=TopicId(UUID(bytes=topic)),
+            partition=partition,
+            epoch=epoch,
+            sequence=sequence,
+            at_ms=at_ms,
+            cursor=Place(due_ms, offset),
+            offsets=offsets,
+        )
+
+
+def plan(
+    before: Delivery | None,
+    topic_id: TopicId,
+    partition: int,
+    places: Sequence[Place],
+    at_ms: int,
+) -> Delivery:
+    """The delivery of these entries that follows the one `before`."""
+    is_same = before is not None and (before.topic_id, before.partition) == (topic_id, partition)
+    epoch = sequence = 0
+    if before is not None:
+        epoch = before.epoch if is_same else before.epoch + 1
+        sequence = before.next_sequence if is_same else 0
+    assert epoch <= EPOCH_MAX, "a delay topic gets another target 32,767 times at most"
+    return Delivery(
+        topic_id=topic_id,
+        partition=partition,
+        epoch=epoch,
+        sequence=sequence,
+        at_ms=at_ms,
+        cursor=places[-1],
+        offsets=tuple(place.offset for place in places),
+    )
+
+
+def producer_id_of(source: RaftGroupId) -> int:
+    """The producer id under which a delay partition delivers; that of one made again is another."""
+    head = _GROUP.pack(source.topic_id.bytes, source.partition, source.creation_epoch)
+    number = int.from_bytes(sha256(head).digest()[:8], "big")
+    return OWN_PRODUCER_ID_MIN + 1 + number % (OWN_PRODUCER_ID_MIN - 1)
+
+
+def note_batch(delivery: Delivery, number: int, timestamp_ms: int) -> bytearray:
+    """The note as a batch of the delay partition's log; `number` is its sequence there."""
+    return build_batch(
+        [NewRecord(NOTE_KEY, delivery.encode())],
+        timestamp=timestamp_ms,
+        producer_id=NOTE_PRODUCER_ID,
+        producer_epoch=0,
+        base_sequence=number,
+    )
+
+
+def read_note(batch: Buffer) -> Delivery:
+    """The delivery that a batch of a delay partition notes.
+
+    Raises:
+        CorruptBatchError: it notes none.
+    """
+    header = parse_header(batch)
+    if header.producer_id != NOTE_PRODUCER_ID:
+        raise CorruptBatchError("no note of a delivery")
+    for record in read_records(batch):
+        return Delivery.decode(record.value or b"")
+    raise CorruptBatchError("a note without a record")
+
+
+def delivered_batch(
+    delivery: Delivery, records: Sequence[tuple[Record, int]], source: RaftGroupId, name: str
+) -> bytearray:
+    """The batch that is sent to the target: of each record with its creation time, in order."""
+    assert [record.offset for record, _ in records] == list(delivery.offsets)
+    return build_batch(
+        [
+            delivered(record, created_ms, f"{name}/{source.partition}/{record.offset}")
+            for record, created_ms in records
+        ],
+        timestamp=delivery.at_ms,
+        producer_id=producer_id_of(source),
+        producer_epoch=delivery.epoch,
+        base_sequence=delivery.sequence,
+    )
+
+
+def rows_of(batch: Buffer, start: int) -> Iterator[Row]:
+    """What the records of one stored batch ask for, from offset `start` on; nothing of a note."""
+    header = parse_header(batch)
+    if header.producer_id == NOTE_PRODUCER_ID:
+        return
+    for record in read_records(batch):
+        if record.offset < start:
+            continue
+        ask = _ask_of(record)
+        key = None if record.key is None else key_digest(record.key)
+        yield Row(record.offset, ask.due_ms, ask.kind, key)
+
+
+def _ask_of(record: Record) -> Ask:
+    """What a stored record asks for. It was looked at when it was produced; should it be read
+    otherwise now, it is due at once rather than lost."""
+    try:
+        return read_ask(record.key, record.headers, record.timestamp, 1 << 62)
+    except InvalidRecordError:
+        return Ask(Kind.ADD, record.timestamp)
+
+
+def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:
+    """One record of a produced batch, and when it was created; passes over those before it.
+
+    Raises:
+        CorruptBatchError: it is not there.
+    """
+    header = parse_header(batch)
+    if not header.base_offset <= offset < header.next_offset:
+        raise CorruptBatchError(f"offset {offset} is not in a batch at {header.base_offset}")
+    packed = memoryview(batch)[HEADER_SIZE : header.size]
+    data = bytes(decompress(header.codec, packed, output_max=OUTPUT_MAX))
+    position = 0
+    for _ in range(offset - header.base_offset):
+        size, position = read_varint(data, position)
+        position += size
+    size, position = read_varint(data, position)
+    end = position + size
+    if size < 0 or end > len(data):
+        raise CorruptBatchError("record longer than its batch")
+    time_delta, position = read_varint(data, position + 1)
+    offset_delta, position = read_varint(data, position)
+    if header.base_offset + offset_delta != offset:
+        raise CorruptBatchError(f"offset delta {offset_delta} where {offset} should be")
+    key, position = _read_bytes(data, position)
+    value, position = _read_bytes(data, position)
+    count, position = read_varint(data, position)
+    headers, position = read_headers(data, position, end, count)
+    if position != end:
+        raise CorruptBatchError("record shorter or longer than it says")
+    created_ms = header.base_timestamp + time_delta
+    stamp_ms = header.max_timestamp if header.timestamp_type else created_ms
+    return Record(offset, stamp_ms, key, value, headers), created_ms
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    size, position = read_varint(data, position)
+    if size < 0:
+        return None, position
+    return data[position : position + size], position + size

@@ -1,0 +1,505 @@
+"""Delivers what is due: the task of each delay partition that this node leads.
+
+A partition that is led goes through steps: find the last note in its log, and send that delivery
+again, for nobody knows whether it arrived; read the committed log into `Pending`; when something is
+due, append the note of the next delivery, and once that is committed send the batch to the leader
+of the target, until it is taken. A few workers do the steps of all partitions; one partition is
+never at two of them. `raftmq/delays` says what a note is, and why nothing leaves twice.
+
+Invariants: nothing is sent before its note is committed, nothing noted before the delivery before
+it is known to be committed in the target. A note's cursor is never above the append time of a
+record that was not read, and no later record is stamped below the note; so no record is passed
+over. What the log holds committed at the time by which something is judged to be due is read first:
+a cancellation that was acknowledged by then holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from attrs import define, field
+
+from raftmq.controller.control_plane import ControlPlane
+from raftmq.delays.deliveries import (
+    BYTES_MAX,
+    NOTE_PRODUCER_ID,
+    RECORDS_MAX,
+    Delivery,
+    delivered_batch,
+    note_batch,
+    plan,
+    read_note,
+    record_at,
+    rows_of,
+)
+from raftmq.delays.pending import FIRST, Pending, Place, Row
+from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
+from raftmq.logs import structlog
+from raftmq.metadata.config_keys import DELIVERS_TO
+from raftmq.metadata.image import TopicImage
+from raftmq.node.environment import Tasks
+from raftmq.partition.parked import Deadline, Deadlines
+from raftmq.partition.partition import Partition
+from raftmq.partition.ports import AppendResult, FileSpan
+from raftmq.ports import DiskError
+from raftmq.promise import Promise
+from raftmq.records import SEQUENCE_MODULUS, Record, split_batches
+from raftmq.replication.clocks import AgreedTime
+from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId
+
+logger = structlog.get_logger("raftmq.delays")
+
+WORKERS: Final = 8
+READ_BYTES: Final = 64 << 10
+"""Of the log at once: some milliseconds of a thread."""
+READ_TURN: Final = 25
+"""Records that are looked up in one turn of the loop."""
+SEND_TIMEOUT_MS: Final = 2_000
+RETRY_MS: Final = 100.0
+RETRY_MS_MAX: Final = 2_000.0
+LOOK_MS_MAX: Final = 1_000.0
+"""The agreed clock may move against this node's: it is looked at so often."""
+
+
+@define(eq=False, slots=True)
+class Led:
+    """A delay partition under one leadership of this node.
+
+    Attributes:
+        pending: None: the last note is still to be found.
+        read_end: the log is read up to there.
+        before: the last delivery that is noted.
+        is_owed: `before` is not known to be taken by its target.
+        batch: what is sent for it, once it was read.
+        number: the sequence of the next note.
+        note_offset: where the last note is.
+        trouble: why the last attempt failed; "" where it did not.
+    """
+
+    partition: Partition
+    epoch: LeaderEpoch
+    pending: Pending | None = None
+    read_end: Offset = Offset(0)
+    before: Delivery | None = None
+    is_owed: bool = False
+    batch: bytearray | None = None
+    number: int = 0
+    note_offset: int = -1
+    trouble: str = ""
+    retry_ms: float = RETRY_MS
+    late_ms: int = 0
+    is_queued: bool = False
+    is_at_work: bool = False
+    is_news: bool = False
+    timer: Deadline | None = None
+    wake: Callable[[], None] = field(default=lambda: None)
+
+    def woken(self) -> None:
+        """The partition has something new (`parked.FetchWaiter`)."""
+        self.wake()
+
+    @property
+    def is_current(self) -> bool:
+        """True while this leadership lasts."""
+        return self.partition.is_leader and self.partition.leader_epoch == self.epoch
+
+
+class Delays:
+    """The delay partitions that this node leads.
+
+    Attributes:
+        delivered_count: records that targets have taken.
+        sends_failed_count: batches that they had not, at the first or a later attempt.
+    """
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        tasks: Tasks,
+        deadlines: Deadlines,
+        agreed: AgreedTime,
+        find: Callable[[TopicId, int], Partition | None],
+        touch: Callable[[RaftGroupId], None],
+    ) -> None:
+        """`find` gives this node's replica of a partition, `touch` ends a group's quiescence."""
+        self._control = control
+        self._engine = control.engine
+        self._tasks = tasks
+        self._deadlines = deadlines
+        self._agreed = agreed
+        self._now_ms = agreed.reached_ms
+        self._touch = touch
+        self._find = find
+        self._led: dict[RaftGroupId, Led] = {}
+        self._queue: deque[Led] = deque()
+        self._news: Promise[None] = Promise()
+        self.delivered_count = 0
+        self.sends_failed_count = 0
+
+    # ---- what others tell and ask ----
+
+    def led(self, partition: Partition) -> None:
+        """This node leads a partition; called again and again."""
+        if not partition.settings.delivers_to:
+            return
+        known = self._led.get(partition.group)
+        if known is not None:
+            if known.epoch == partition.leader_epoch and known.partition is partition:
+                return
+            known.partition.fetches.unpark(known)
+        led = Led(partition, partition.leader_epoch)
+        led.wake = partial(self._wake, led)
+        self._led[partition.group] = led
+        partition.fetches.park(led)
+        self._wake(led)
+
+    @property
+    def pending_count(self) -> int:
+        """Records that wait here, as far as the logs are read."""
+        waiting = (led.pending for led in self._led.values() if led.pending is not None)
+        return sum(len(pending) + pending.beyond_count for pending in waiting)
+
+    @property
+    def blocked_count(self) -> int:
+        """Partitions that cannot deliver."""
+        return sum(bool(led.trouble) for led in self._led.values())
+
+    @property
+    def late_ms(self) -> int:
+        """How late the latest of the last deliveries was."""
+        return max((led.late_ms for led in self._led.values()), default=0)
+
+    def kept_from(self, partition: Partition) -> Offset | None:
+        """The first offset that retention has to leave; None: not known yet, nothing may go."""
+        led = self._led.get(partition.group)
+        if led is None or not led.is_current or led.pending is None:
+            return None
+        needed = [led.read_end, *(o for o in (led.pending.first_offset,) if o is not None)]
+        if led.note_offset >= 0:
+            needed.append(Offset(led.note_offset))
+        if led.before is not None:
+            # A later leader sends it again, since nothing in the log says that it arrived.
+            needed.append(Offset(min(led.before.offsets)))
+        return Offset(min(needed))
+
+    def take(self, topic_id: TopicId, index: int, batch: bytes) -> Promise[ErrorCode]:
+        """Append a delivery to a partition that this node leads; NONE once it is committed."""
+        partition = self._find(topic_id, index)
+        taken: Promise[ErrorCode] = Promise()
+        if partition is None:
+            taken.resolve(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return taken
+        result = partition.append_own(bytearray(batch), SEND_TIMEOUT_MS)
+        if isinstance(result, AppendResult):
+            taken.resolve(result.code)
+        else:
+            result.when_done(lambda done: taken.resolve(done.result().code))
+        return taken
+
+    # ---- workers ----
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        await self._tasks.together([self._work] * WORKERS)
+
+    def _wake(self, led: Led) -> None:
+        if led.is_at_work:
+            led.is_news = True
+        elif not led.is_queued:
+            led.is_queued = True
+            self._queue.append(led)
+            if not self._news.is_done:
+                self._news.resolve(None)
+
+    async def _work(self) -> None:
+        while True:
+            while not self._queue:
+                if self._news.is_done:
+                    self._news = Promise()
+                await self._tasks.wait(self._news)
+            led = self._queue.popleft()
+            led.is_queued, led.is_at_work, led.is_news = False, True, False
+            pause_ms: float | None
+            try:
+                pause_ms = await self._step(led)
+            except (KafkaError, DiskError) as error:
+                pause_ms = self._failed(led, str(error) or type(error).__name__)
+            finally:
+                led.is_at_work = False
+            if led.timer is not None:
+                led.timer.cancel()
+                led.timer = None
+            if led.is_news or pause_ms == 0:
+                self._wake(led)
+            elif pause_ms is not None:
+                led.timer = self._deadlines.after(pause_ms, led.wake)
+
+    def _failed(self, led: Led, why: str) -> float:
+        """Remember why it does not go on; how long to wait."""
+        if led.is_current and led.trouble != why:
+            name = led.partition.name
+            logger.warning("a delivery waits", topic=name.topic, partition=name.partition, why=why)
+        led.trouble = why
+        pause_ms = led.retry_ms
+        led.retry_ms = min(2 * pause_ms, RETRY_MS_MAX)
+        return pause_ms
+
+    # ---- one partition ----
+
+    async def _step(self, led: Led) -> float | None:
+        """Do what comes next; when to look again in milliseconds, None: never."""
+        if self._led.get(led.partition.group) is not led:
+            return None
+        if not led.is_current:
+            led.partition.fetches.unpark(led)
+            del self._led[led.partition.group]
+            return None
+        if not self._agreed.is_sure:
+            # Clocks come with the replies to heartbeats, and a quiescent group has none.
+            self._touch(led.partition.group)
+            self._agreed.seek()
+        now_ms = self._now_ms()
+        if now_ms is None or not led.partition.knows_producers:
+            return RETRY_MS
+        if led.pending is None:
+            return await self._find_note(led)
+        if led.is_owed:
+            return await self._send(led)
+        if not await self._read_on(led):
+            return RETRY_MS / 4
+        if led.pending.is_exhausted:
+            self._read_anew(led, led.pending.cursor)
+            return 0
+        return await self._deliver(led, now_ms)
+
+    async def _find_note(self, led: Led) -> float:
+        partition = led.partition
+        known = partition.producers.get(NOTE_PRODUCER_ID)
+        cursor = FIRST
+        if known is not None:
+            offset = known.batches[-1].base_offset
+            if partition.replica.high_watermark <= offset:
+                return RETRY_MS / 4  # it may still be cut off
+            spans = await self._spans(partition, offset, 1)
+            if not spans:
+                return RETRY_MS / 4
+            data = await self._tasks.in_thread(partial(_bytes_of, spans[0]))
+            led.before, led.note_offset = read_note(data), offset
+            led.number = (known.last_sequence + 1) % SEQUENCE_MODULUS
+            led.is_owed, led.batch = True, None
+            cursor = led.before.cursor
+        self._read_anew(led, cursor)
+        return 0
+
+    def _read_anew(self, led: Led, cursor: Place) -> None:
+        led.pending = Pending(cursor)
+        led.read_end = led.partition.replica.log_start_offset
+
+    async def _read_on(self, led: Led) -> bool:
+        """Read all that is committed by now; False when some of that cannot be read yet."""
+        partition, pending = led.partition, led.pending
+        assert pending is not None, "the last note comes first"
+        end = partition.replica.high_watermark
+        while led.read_end < end:
+            spans = await self._spans(partition, led.read_end, READ_BYTES)
+            if not spans:
+                # Committed by others, it may not be in a file here yet. Or no record is left.
+                if partition.readable_end > led.read_end:
+                    return False
+                led.read_end = end
+            for span in spans:
+                rows = await self._tasks.in_thread(partial(_rows_in, span, led.read_end))
+                for row in rows:
+                    pending.read(row)
+                led.read_end = Offset(span.end_offset)
+        return True
+
+    async def _deliver(self, led: Led, now_ms: int) -> float | None:
+        """Note what is due, and go on to send it."""
+        partition, pending = led.partition, led.pending
+        assert pending is not None, "the last note comes first"
+        unread_ms = self._first_unread_ms(led)
+        at_ms = now_ms if unread_ms is None else min(now_ms, unread_ms)
+        places = pending.due(at_ms, RECORDS_MAX)
+        if not places:
+            led.late_ms = 0
+            return self._rest(led, now_ms)
+        topic = self._target(partition.settings.delivers_to)
+        records = _fitting(await self._records(led, [place.offset for place in places]))
+        places = places[: len(records)]
+        stamp_ms = self._now_ms()
+        unread_ms = self._first_unread_ms(led)
+        if not led.is_current or stamp_ms is None:
+            return 0
+        if unread_ms is not None and unread_ms < places[-1].due_ms:
+            return 0  # it was appended meanwhile, and is to be read first
+        index = partition.index % len(topic.partitions)
+        delivery = plan(led.before, topic.topic_id, index, places, max(now_ms, stamp_ms))
+        stamp_ms = max(stamp_ms, places[-1].due_ms, partition.producers.greatest_timestamp)
+        note = note_batch(delivery, led.number, stamp_ms)
+        if not await self._append_note(led, delivery, note):
+            return RETRY_MS
+        led.late_ms = max(0, now_ms - places[0].due_ms)
+        led.batch = delivered_batch(delivery, records, partition.group, partition.name.topic)
+        pending.settle(delivery.cursor)
+        return 0
+
+    async def _append_note(self, led: Led, delivery: Delivery, note: bytearray) -> bool:
+        """Commit a note; False where that is not known: the log says it, later."""
+        result = led.partition.append_own(note, SEND_TIMEOUT_MS)
+        if not isinstance(result, AppendResult):
+            result = await self._tasks.wait(result)
+        elif result.code is not ErrorCode.NONE and led.is_current:
+            raise KafkaError("no note can be written", code=result.code)  # and none was
+        if result.code is not ErrorCode.NONE or not led.is_current:
+            led.pending = None
+            return False
+        led.before, led.is_owed = delivery, True
+        led.note_offset, led.number = result.base_offset, (led.number + 1) % SEQUENCE_MODULUS
+        return True
+
+    def _rest(self, led: Led, now_ms: int) -> float:
+        """Wait for news of the partition, or until something is due."""
+        assert led.pending is not None, "the last note comes first"
+        due_ms = led.pending.next_due_ms
+        if led.partition.replica.high_watermark > led.read_end:
+            return RETRY_MS / 4
+        if due_ms is None:
+            return LOOK_MS_MAX
+        return float(min(LOOK_MS_MAX, max(1, due_ms - now_ms)))
+
+    def _first_unread_ms(self, led: Led) -> int | None:
+        """When the first batch that was not read was appended; None: all was read."""
+        replica = led.partition.replica
+        if replica.log_end_offset <= led.read_end:
+            return None
+        for header in replica.log.headers(led.read_end, replica.log_end_offset):
+            return header.max_timestamp
+        return None
+
+    def _target(self, name: str) -> TopicImage:
+        """The topic that is delivered to.
+
+        Raises:
+            KafkaError: there is none that can be.
+        """
+        topic = self._engine.image.topics.get(name)
+        if topic is None:
+            raise KafkaError(f"there is no topic {name}", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if topic.configs.get(DELIVERS_TO):
+            raise KafkaError(f"{name} is a delay topic", code=ErrorCode.INVALID_TOPIC_EXCEPTION)
+        return topic
+
+    # ---- sending ----
+
+    async def _send(self, led: Led) -> float:
+        """Send what was noted last, once; 0 when it was taken."""
+        delivery, partition = led.before, led.partition
+        assert delivery is not None, "something is owed"
+        if not self._exists(delivery):
+            await self._tasks.wait(self._engine.read_barrier(timeout_ms=SEND_TIMEOUT_MS))
+            if not self._exists(delivery):
+                return await self._note_again(led, delivery)
+        if led.batch is None:
+            records = await self._records(led, list(delivery.offsets))
+            led.batch = delivered_batch(delivery, records, partition.group, partition.name.topic)
+        code = await self._tasks.wait(self._push(delivery, bytes(led.batch)))
+        if code is not ErrorCode.NONE:
+            self.sends_failed_count += 1
+            return self._failed(led, f"{delivery.partition} of its target: {code.name}")
+        self.delivered_count += len(delivery.offsets)
+        led.is_owed, led.batch, led.trouble, led.retry_ms = False, None, "", RETRY_MS
+        return 0
+
+    def _exists(self, delivery: Delivery) -> bool:
+        topic = self._engine.image.topic_by_id(delivery.topic_id)
+        return topic is not None and delivery.partition < len(topic.partitions)
+
+    async def _note_again(self, led: Led, delivery: Delivery) -> float:
+        """The target is gone, with what it was given: note the same for the one of its name."""
+        partition = led.partition
+        topic = self._target(partition.settings.delivers_to)
+        stamp_ms = self._now_ms()
+        if stamp_ms is None or not led.is_current:
+            return RETRY_MS
+        places = [Place(delivery.cursor.due_ms, offset) for offset in delivery.offsets]
+        index = partition.index % len(topic.partitions)
+        again = plan(delivery, topic.topic_id, index, places, stamp_ms)
+        stamp_ms = max(stamp_ms, delivery.cursor.due_ms, partition.producers.greatest_timestamp)
+        led.batch = None
+        await self._append_note(led, again, note_batch(again, led.number, stamp_ms))
+        return 0
+
+    def _push(self, delivery: Delivery, batch: bytes) -> Promise[ErrorCode]:
+        """Ask the target's leader to take a batch; an answer within some seconds in any case."""
+        row = self._control.leaders.get(delivery.topic_id, delivery.partition)
+        if row is None:
+            return Promise.resolved(ErrorCode.LEADER_NOT_AVAILABLE)
+        answer: Promise[ErrorCode] = Promise()
+
+        def settle(code: ErrorCode) -> None:
+            if not answer.is_done:
+                answer.resolve(code)
+
+        give_up = partial(settle, ErrorCode.REQUEST_TIMED_OUT)
+        deadline = self._deadlines.after(2 * SEND_TIMEOUT_MS, give_up)
+        answer.when_done(lambda _: deadline.cancel())
+        taken = self._control.deliver(row.leader_id, delivery.topic_id, delivery.partition, batch)
+        taken.when_done(lambda done: settle(done.result()))
+        return answer
+
+    # ---- reading ----
+
+    async def _spans(self, partition: Partition, offset: int, bytes_max: int) -> list[FileSpan]:
+        """Committed batches from an offset on; none in a hole.
+
+        Raises:
+            KafkaError: they cannot be read now.
+        """
+        while True:
+            result = partition.read(Offset(offset), bytes_max, may_wait=False)
+            if result.code is not ErrorCode.NONE:
+                raise KafkaError(code=result.code)
+            if result.job is None:
+                return list(result.spans)
+            await self._tasks.in_thread(result.job.run)
+            partition.prepared(result.job)
+
+    async def _records(self, led: Led, offsets: list[int]) -> list[tuple[Record, int]]:
+        """The records at these offsets, each with its creation time."""
+        wanted: list[tuple[FileSpan, int]] = []
+        for number, offset in enumerate(offsets, 1):
+            spans = await self._spans(led.partition, offset, 1)
+            if not spans:
+                raise CorruptBatchError(f"no record at {offset}")
+            wanted.append((spans[0], offset))
+            if number % READ_TURN == 0:
+                await self._tasks.sleep(0.0)
+        return await self._tasks.in_thread(partial(_records_in, wanted))
+
+
+def _bytes_of(span: FileSpan) -> bytes:
+    return span.file.pread(span.size, span.position)
+
+
+def _rows_in(span: FileSpan, start: int) -> list[Row]:
+    """What the records of a span ask for."""
+    return [row for _, batch in split_batches(_bytes_of(span)) for row in rows_of(batch, start)]
+
+
+def _records_in(wanted: list[tuple[FileSpan, int]]) -> list[tuple[Record, int]]:
+    return [record_at(_bytes_of(span), offset) for span, offset in wanted]
+
+
+def _fitting(records: list[tuple[Record, int]]) -> list[tuple[Record, int]]:
+    """The first ones that go into one delivery, one at least."""
+    left = BYTES_MAX
+    for number, (record, _) in enumerate(records):
+        headers = sum(len(name) + len(content or b"") for name, content in record.headers)
+        left -= len(record.key or b"") + len(record.value or b"") + headers
+        if left < 0 and number:
+            return records[:number]
+    return records

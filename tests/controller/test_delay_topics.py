@@ -1,0 +1,91 @@
+"""Which delay topics the controller makes."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from raftmq.controller.topic_validation import Settings, plan_configs, plan_topic, planned_load_of
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import ConfigOperation, ConfigResource, NewTopic
+from raftmq.metadata.commands import CreateTopics, ShrinkTopic
+from raftmq.metadata.image import LEVEL_OF_DELAYS, LEVEL_OF_VIEWS, RAFTMQ_LEVEL, MetadataImage
+from raftmq.types import METADATA_TOPIC, NodeId
+from tests.metadata.metadata_commands import Machine, creation, raised, topic_id
+
+ONE = (NodeId(1),)
+SETTINGS = Settings(NodeId(1), {})
+
+
+def image(level: int = LEVEL_OF_DELAYS) -> MetadataImage:
+    machine = Machine()
+    machine.register_all(1)
+    machine.image = raised(machine.image, LEVEL_OF_VIEWS)
+    made = (creation("orders", 1, ONE), creation("later", 2, ONE), creation("big", 3, ONE, ONE))
+    machine.apply(CreateTopics(topics=made))
+    machine.apply(
+        ShrinkTopic(
+            topic_id=topic_id(3), partitions=1, listed=2, view="big.retired", view_id=topic_id(4)
+        )
+    )
+    image = machine.image
+    configs = image.topics["later"].configs.set("raftmq.delivers.to", "orders")
+    later = evolve(image.topics["later"], configs=configs)
+    topics = image.topics.set("later", later)
+    return evolve(image, topics=topics, features=image.features.set(RAFTMQ_LEVEL, level))
+
+
+def plan(known: MetadataImage, **configs: str | None) -> dict[str, str]:
+    named = {name.replace("_", "."): value for name, value in configs.items()}
+    new = NewTopic(name="x", partitions=1, replication_factor=1, configs=named)
+    load = planned_load_of(known)
+    return dict(plan_topic(known, {}, load, new, topic_id(9), SETTINGS).configs)
+
+
+def test_a_delay_topic_is_made() -> None:
+    assert plan(image(), raftmq_delivers_to="orders") == {"raftmq.delivers.to": "orders"}
+
+
+@pytest.mark.parametrize(
+    ("configs", "why"),
+    [
+        ({"raftmq_delivers_to": "nothing"}, "no such topic"),
+        ({"raftmq_delivers_to": "x"}, "no such topic"),
+        ({"raftmq_delivers_to": "big.retired"}, "that is a view"),
+        ({"raftmq_delivers_to": "__consumer_offsets"}, "internal topic"),
+        ({"raftmq_delivers_to": METADATA_TOPIC}, "internal topic"),
+        ({"raftmq_delivers_to": "later"}, "delay topic itself"),
+        ({"raftmq_delivers_to": "orders", "cleanup_policy": "compact"}, "compacted"),
+        ({"raftmq_delivers_to": "orders", "max_message_bytes": "2000000"}, "max.message.bytes"),
+    ],
+)
+def test_what_is_refused(configs: dict[str, str], why: str) -> None:
+    with pytest.raises(KafkaError, match=why) as caught:
+        plan(image(), **configs)
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+def test_below_the_level_there_are_none() -> None:
+    with pytest.raises(KafkaError, match=r"needs raftmq\.level 7") as caught:
+        plan(image(LEVEL_OF_DELAYS - 1), raftmq_delivers_to="orders")
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+    assert plan(image(1)) == {}
+
+
+@pytest.mark.parametrize(("topic", "value"), [("orders", "later"), ("later", None)])
+def test_a_topic_does_not_become_one_nor_cease_to_be_one(topic: str, value: str | None) -> None:
+    operation = ConfigOperation("raftmq.delivers.to", 0 if value else 1, value)
+    resource = ConfigResource(resource_type=2, resource_name=topic, operations=(operation,))
+    with pytest.raises(KafkaError, match="when the topic is created"):
+        plan_configs(image(), resource, SETTINGS)
+
+
+def test_a_delay_topic_does_not_become_compacted() -> None:
+    for topic, is_refused in (("later", True), ("orders", False)):
+        operation = ConfigOperation("cleanup.policy", 0, "compact")
+        resource = ConfigResource(resource_type=2, resource_name=topic, operations=(operation,))
+        if is_refused:
+            with pytest.raises(KafkaError, match="a delay topic cannot be compacted"):
+                plan_configs(image(), resource, SETTINGS)
+        else:
+            plan_configs(image(), resource, SETTINGS)

@@ -1,0 +1,183 @@
+"""Notes of deliveries, the batches that leave, and the records that are read for them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftmq.codec import Codec
+from raftmq.delays.asks import CREATED, SOURCE, Kind, key_digest
+from raftmq.delays.deliveries import (
+    NOTE_PRODUCER_ID,
+    Delivery,
+    NewerNoteError,
+    delivered_batch,
+    note_batch,
+    plan,
+    producer_id_of,
+    read_note,
+    record_at,
+    rows_of,
+)
+from raftmq.delays.pending import Place, Row
+from raftmq.errors import CorruptBatchError
+from raftmq.records import (
+    LOG_APPEND_TIME,
+    SEQUENCE_MODULUS,
+    NewRecord,
+    build_batch,
+    check_batch,
+    read_records,
+    set_log_append_time,
+    stamp,
+)
+from raftmq.types import RaftGroupId, TopicId
+
+TOPIC = TopicId(UUID(int=7))
+SOURCE_GROUP = RaftGroupId(TopicId(UUID(int=9)), 3, 40)
+STAMP = 1_700_000_000_000
+FIRST = Delivery(
+    topic_id=TOPIC,
+    partition=1,
+    epoch=0,
+    sequence=0,
+    at_ms=STAMP,
+    cursor=Place(STAMP - 5, 12),
+    offsets=(14, 12),
+)
+
+deliveries = st.builds(
+    Delivery,
+    topic_id=st.uuids().map(TopicId),
+    partition=st.integers(0, 10_000),
+    epoch=st.integers(0, (1 << 15) - 1),
+    sequence=st.integers(0, SEQUENCE_MODULUS - 1),
+    at_ms=st.integers(0, 1 << 60),
+    cursor=st.builds(Place, st.integers(0, 1 << 60), st.integers(0, 1 << 60)),
+    offsets=st.lists(st.integers(0, 1 << 60), min_size=1, max_size=100).map(tuple),
+)
+
+
+def stored(records: list[NewRecord], base: int = 10, codec: Codec = Codec.NONE) -> bytearray:
+    """A batch as a delay partition stores it: stamped, with the times of creation beneath."""
+    batch = build_batch(records, codec=codec, timestamp=STAMP - 1_000, timestamp_type=0)
+    set_log_append_time(batch, STAMP)
+    stamp(batch, base, 1)
+    return batch
+
+
+@given(deliveries, st.integers(0, SEQUENCE_MODULUS - 1))
+def test_a_note_says_what_was_noted(delivery: Delivery, number: int) -> None:
+    batch = note_batch(delivery, number, STAMP)
+    header = check_batch(batch)
+    assert (header.producer_id, header.base_sequence) == (NOTE_PRODUCER_ID, number)
+    assert header.max_timestamp == STAMP
+    assert read_note(batch) == delivery
+    assert list(rows_of(batch, 0)) == [], "a note asks for nothing"
+
+
+@given(st.binary(max_size=200))
+def test_other_bytes_are_no_note(data: bytes) -> None:
+    try:
+        found = Delivery.decode(data)
+    except CorruptBatchError:
+        return
+    assert found.encode() == data
+
+
+def test_a_note_that_is_cut_or_newer_is_refused() -> None:
+    data = FIRST.encode()
+    for size in range(len(data)):
+        with pytest.raises(CorruptBatchError):
+            Delivery.decode(data[:size])
+    with pytest.raises(NewerNoteError):
+        Delivery.decode(b"\x02" + data[1:])
+    with pytest.raises(CorruptBatchError, match="no note"):
+        read_note(build_batch([NewRecord(b"raftmq-delivery", data)]))
+
+
+def test_deliveries_to_one_target_are_numbered_through() -> None:
+    places = [Place(1, 5), Place(2, 3)]
+    first = plan(None, TOPIC, 1, places, STAMP)
+    assert (first.epoch, first.sequence, first.cursor) == (0, 0, Place(2, 3))
+    assert first.offsets == (5, 3)
+    second = plan(first, TOPIC, 1, places[:1], STAMP)
+    assert (second.epoch, second.sequence) == (0, 2)
+    high = evolve(first, sequence=SEQUENCE_MODULUS - 1)
+    assert plan(high, TOPIC, 1, places, STAMP).sequence == 1
+    for topic_id, partition in ((TopicId(UUID(int=8)), 1), (TOPIC, 2)):
+        other = plan(second, topic_id, partition, places, STAMP)
+        assert (other.epoch, other.sequence) == (1, 0), "another target counts anew"
+        assert plan(other, TOPIC, 1, places, STAMP).epoch == 2, "and so does the one before"
+
+
+def test_each_life_of_a_partition_delivers_as_a_producer_of_its_own() -> None:
+    groups = [
+        RaftGroupId(TopicId(UUID(int=topic)), partition, epoch)
+        for topic in range(5)
+        for partition in range(5)
+        for epoch in range(5)
+    ]
+    ids = {producer_id_of(group) for group in groups}
+    assert len(ids) == len(groups)
+    assert all(NOTE_PRODUCER_ID < number < 1 << 63 for number in ids)
+    assert producer_id_of(SOURCE_GROUP) == 9_128_225_826_652_860_458, "it is stored in targets"
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_rows_and_single_records_of_a_stored_batch(codec: Codec) -> None:
+    records = [
+        NewRecord(b"a", b"1", STAMP - 900, [("deliver-after", b"5s")]),
+        NewRecord(None, b"x" * 300, STAMP - 800),
+        NewRecord(b"a", None, STAMP - 700, [("deliver-at", b"never"), ("t", None)]),
+        NewRecord(b"a", b"2", STAMP - 600, [("deliver-mode", b"replace")]),
+        NewRecord(b"b", b"3", STAMP - 500, [("deliver-at", b"nonsense")]),
+    ]
+    batch = stored(records, codec=codec)
+    key = key_digest(b"a")
+    rows = [
+        Row(10, STAMP + 5_000, Kind.ADD, key),
+        Row(11, STAMP, Kind.ADD, None),
+        Row(12, STAMP, Kind.CANCEL, key),
+        Row(13, STAMP, Kind.REPLACE, key),
+        Row(14, STAMP, Kind.ADD, key_digest(b"b")),
+    ]
+    assert list(rows_of(batch, 0)) == rows
+    assert list(rows_of(batch, 12)) == rows[2:]
+    for expected, original in zip(read_records(batch), records, strict=True):
+        record, created_ms = record_at(batch, expected.offset)
+        assert record[:5] == expected[:5]
+        assert created_ms == original.timestamp
+    for offset in (9, 15):
+        with pytest.raises(CorruptBatchError):
+            record_at(batch, offset)
+
+
+def test_the_batch_that_leaves() -> None:
+    records = [
+        NewRecord(b"a", b"1", STAMP - 900, [("deliver-after", b"5s"), ("t", b"z")]),
+        NewRecord(b"b", None, STAMP - 800),
+        NewRecord(b"c", b"3", STAMP - 700),
+    ]
+    waiting = stored(records, base=12)
+    delivery = evolve(FIRST, sequence=8, epoch=2)
+    found = [record_at(waiting, offset) for offset in delivery.offsets]
+    batch = delivered_batch(delivery, found, SOURCE_GROUP, "orders.later")
+    header = check_batch(batch)
+    assert header.producer_id == producer_id_of(SOURCE_GROUP)
+    assert (header.producer_epoch, header.base_sequence, header.record_count) == (2, 8, 2)
+    assert header.timestamp_type != LOG_APPEND_TIME
+    last, first = read_records(batch)
+    assert (last.key, last.value, last.timestamp) == (b"c", b"3", delivery.at_ms)
+    assert (first.key, first.value) == (b"a", b"1")
+    assert first.headers == (
+        ("t", b"z"),
+        (CREATED, str(STAMP - 900).encode()),
+        (SOURCE, b"orders.later/3/12"),
+    )
+    again = delivered_batch(delivery, found, SOURCE_GROUP, "orders.later")
+    assert again == batch, "it is sent again as it was"

@@ -1,0 +1,175 @@
+"""Delay topics by a stock client: on time, cancelled, replaced, and once each under kill -9."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+
+import confluent_kafka
+import pytest
+
+from tests.live.harness import Cluster, wait_until
+from tests.live.load import leaders
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("delays")) as cluster:
+        yield cluster
+
+
+def make_topics(cluster: Cluster, target: str, partitions: int) -> str:
+    """A topic and its delay topic, by our command line."""
+    count = str(partitions)
+    for words in ((target,), (f"{target}.later", "--delivers-to", target)):
+        done = cluster.run("topic", "create", *words, "-p", count, "-r", "3")
+        assert done.returncode == 0, done.stderr
+    return f"{target}.later"
+
+
+class Sender:
+    """A stock producer of delayed records."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.topic = topic
+        self.producer = confluent_kafka.Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True}
+        )
+        self.refused: list[confluent_kafka.KafkaError] = []
+
+    def send(self, key: str, value: str, headers: Mapping[str, object], partition: int = 0) -> None:
+        self.producer.produce(
+            self.topic,
+            key=key,
+            value=value,
+            headers={name: str(text) for name, text in headers.items()},
+            partition=partition,
+            on_delivery=self._told,
+        )
+
+    def _told(self, error: confluent_kafka.KafkaError | None, _: object) -> None:
+        if error is not None:
+            self.refused.append(error)
+
+    def finish(self) -> None:
+        """Return when everything is acknowledged."""
+        assert self.producer.flush(120) == 0
+
+
+class Receiver:
+    """A stock consumer of all partitions of the target."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self.consumer = confluent_kafka.Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "g", "enable.auto.commit": False}
+        )
+        self.consumer.assign(
+            [confluent_kafka.TopicPartition(topic, n, 0) for n in range(partitions)]
+        )
+        self.found: list[tuple[confluent_kafka.Message, float]] = []
+
+    def read_until(self, value: str) -> None:
+        """Read up to the record with this value."""
+
+        def has_come() -> bool:
+            message = self.consumer.poll(0.1)
+            if message is None or message.error() is not None:
+                return False
+            self.found.append((message, time.time() * 1e3))
+            return bool(message.value() == value.encode())
+
+        wait_until(has_come, 120, f"{value} comes")
+
+    @property
+    def values(self) -> list[str]:
+        return [message.value().decode() for message, _ in self.found]
+
+
+def test_on_time_cancelled_and_replaced(cluster: Cluster) -> None:
+    later = make_topics(cluster, "orders", 1)
+    sender = Sender(cluster.bootstrap, later)
+    receiver = Receiver(cluster.bootstrap, "orders", 1)
+    began_ms = time.time() * 1e3
+    sender.send("a", "now", {})
+    sender.send("b", "in two seconds", {"deliver-after": "2s", "trace": "7"})
+    sender.send("c", "cancelled", {"deliver-after": "4s"})
+    sender.send("d", "replaced", {"deliver-after": "4s"})
+    sender.send("c", "", {"deliver-at": "never"})
+    sender.send("d", "instead", {"deliver-mode": "replace", "deliver-after": "4s500ms"})
+    # Counted from its own append, which is the latest, whatever a busy machine does before.
+    sender.send("e", "the last", {"deliver-after": "5500ms"})
+    sender.finish()
+    receiver.read_until("the last")
+    assert sender.refused == []
+    assert receiver.values == ["now", "in two seconds", "instead", "the last"]
+    for (message, came_ms), delay_ms in zip(receiver.found, (0, 2_000, 4_500, 5_500), strict=True):
+        assert came_ms >= began_ms + delay_ms
+        assert message.timestamp()[1] >= began_ms + delay_ms
+    headers = dict(receiver.found[1][0].headers())
+    assert headers.pop("raftmq-created-at").isdigit()
+    assert headers == {"trace": b"7", "raftmq-delayed-at": b"orders.later/0/1"}
+
+
+def test_what_is_refused(cluster: Cluster) -> None:
+    later = make_topics(cluster, "bills", 1)
+    sender = Sender(cluster.bootstrap, later)
+    sender.send("a", "x", {"deliver-afer": "2s"})
+    sender.finish()
+    assert [error.code() for error in sender.refused] == [confluent_kafka.KafkaError.INVALID_RECORD]
+    for words, why in (
+        (("l2", "--delivers-to", later), "delay topic itself"),
+        (("l3", "--delivers-to", "nothing"), "no such topic"),
+    ):
+        done = cluster.run("topic", "create", *words)
+        assert done.returncode != 0
+        assert why in done.stderr
+
+
+def test_each_comes_once_while_leaders_are_killed(cluster: Cluster) -> None:
+    """kill -9 of the leaders of both topics, in turn, while records become due."""
+    seed = 20_261
+    chance = random.Random(seed)
+    later = make_topics(cluster, "jobs", 2)
+    sender = Sender(cluster.bootstrap, later)
+    began_ms = int(time.time() * 1e3)
+    due: dict[str, int] = {}
+    for number in range(600):
+        due_ms = began_ms + chance.randrange(0, 12_000)
+        due[str(number)] = due_ms
+        sender.send(str(number), str(number), {"deliver-at": due_ms}, number % 2)
+    cancelled = [str(number) for number in range(400, 440)]
+    sender.finish()
+    early = {value for value, due_ms in due.items() if due_ms < time.time() * 1e3 + 1_000}
+    for value in cancelled:
+        sender.send(value, "", {"deliver-at": "never"}, int(value) % 2)
+    sender.finish()
+    assert sender.refused == []
+    for turn, topic in enumerate((later, "jobs", later, "jobs")):
+        victim = cluster.nodes[leaders(cluster.bootstrap, topic)[turn % 2]]
+        victim.kill()
+        wait_until(
+            lambda dead=victim.node_id, name=topic: (
+                dead not in leaders(cluster.bootstrap, name).values()
+            ),
+            60,
+            "others lead",
+        )
+        cluster.bring_back()
+    last = Sender(cluster.bootstrap, later)
+    for partition in (0, 1):
+        last.send("", f"last {partition}", {"deliver-at": began_ms + 12_001}, partition)
+    last.finish()
+    receiver = Receiver(cluster.bootstrap, "jobs", 2)
+    receiver.read_until("last 0")
+    if "last 1" not in receiver.values:
+        receiver.read_until("last 1")
+    values = [value for value in receiver.values if not value.startswith("last")]
+    assert len(values) == len(set(values)), "none twice"
+    assert set(due) - set(values) - set(cancelled) == set(), "none lost"
+    assert set(values) & (set(cancelled) - early) == set(), "none that was cancelled in time"
+    for message, came_ms in receiver.found:
+        if message.value().decode() in due:
+            assert min(message.timestamp()[1], came_ms) >= due[message.value().decode()], "early"
