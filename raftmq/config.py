@@ -50,7 +50,9 @@ _LISTENER_NAME: Final = re.compile(r"[A-Z0-9_-]{1,32}")
 
 NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
-    | {"RAFTMQ_ADMIN", "RAFTMQ_ADMIN_TOKEN", "RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
+    | {"RAFTMQ_ADMIN", "RAFTMQ_ADMIN_TOKEN", "RAFTMQ_ADMIN_CA_FILE"}
+    | {"RAFTMQ_ADMIN_CLIENT_CERTIFICATE_FILE", "RAFTMQ_ADMIN_CLIENT_KEY_FILE"}
+    | {"RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
 )
 """Variables of that prefix which are for other commands, or for the tests."""
 
@@ -208,6 +210,17 @@ class NodeConfig:
         "that change something take nothing else, others are read without it from this machine "
         "alone. "
         "The command line reads the same variable (RAFTMQ_ADMIN_TOKEN_FILE).",
+        default=None,
+    )
+    admin_certificate_file: Path | None = _key(
+        "PEM, the certificate of the admin port, and those between it and the CA; unset: it speaks "
+        "plain HTTP.",
+        default=None,
+    )
+    admin_key_file: Path | None = _key("PEM, its private key.", default=None)
+    admin_client_ca_file: Path | None = _key(
+        "PEM, the CAs of operators: whoever shows a certificate of theirs at the admin port needs "
+        "no token.",
         default=None,
     )
     advertised_client: Address | None = _key(
@@ -805,6 +818,7 @@ def _check(config: NodeConfig) -> None:
     if config.metadata_engine not in METADATA_ENGINES:
         raise ConfigError(f"key 'metadata_engine': one of {', '.join(METADATA_ENGINES)}")
     _check_peer_tls(config)
+    _check_admin_tls(config)
     if config.authorizer not in AUTHORIZERS:
         raise ConfigError(f"key 'authorizer': one of {', '.join(AUTHORIZERS)}")
     if config.log_format not in LOG_FORMATS:
@@ -835,6 +849,13 @@ def _check_peer_tls(config: NodeConfig) -> None:
             raise ConfigError(f"key {name!r}: peer_tls {config.peer_tls!r} needs it")
     if config.metadata_engine != "raft":
         raise ConfigError(f"key 'peer_tls': {config.metadata_engine} speaks plain alone")
+
+
+def _check_admin_tls(config: NodeConfig) -> None:
+    if (config.admin_certificate_file is None) != (config.admin_key_file is None):
+        raise ConfigError("key 'admin_key_file': goes with admin_certificate_file")
+    if config.admin_client_ca_file is not None and config.admin_certificate_file is None:
+        raise ConfigError("key 'admin_client_ca_file': goes with admin_certificate_file")
 
 
 def connections_per_ip(text: str) -> dict[str, int]:

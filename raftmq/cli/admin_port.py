@@ -15,7 +15,7 @@ import msgspec
 
 from raftmq.cli.common import CommandError, open_admin, show_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
-from raftmq.cli.picture import admin_refusal, admin_request, find_addresses
+from raftmq.cli.picture import admin_refusal, admin_request, find_addresses, open_page
 from raftmq_client.blocking.admin import Admin
 
 
@@ -135,7 +135,7 @@ class AdminPort:
 
     def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s + 5) as answer:
+            with open_page(request, self._timeout_s + 5) as answer:
                 body = answer.read()
         except urllib.error.HTTPError as error:
             with error:

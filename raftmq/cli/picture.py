@@ -9,6 +9,7 @@ what the Kafka protocol gives.
 from __future__ import annotations
 
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator
@@ -50,6 +51,13 @@ STUCK_COLUMNS: Final = ("Topic", "Partition", "Leader", "LeaderEpoch", "Why")
 ADMIN_TOKEN: Final = "RAFTMQ_ADMIN_TOKEN"
 ADMIN_TOKEN_FILE: Final = "RAFTMQ_ADMIN_TOKEN_FILE"
 """Variables with the token of admin ports, or a file whose first line it is."""
+ADMIN_CA_FILE: Final = "RAFTMQ_ADMIN_CA_FILE"
+"""The variable that names the CAs of admin ports; without it they speak plain HTTP."""
+ADMIN_CLIENT_FILES: Final = (
+    "RAFTMQ_ADMIN_CLIENT_CERTIFICATE_FILE",
+    "RAFTMQ_ADMIN_CLIENT_KEY_FILE",
+)
+"""Variables that name an operator's certificate and its key, if ports want one."""
 
 
 @define(slots=True)
@@ -318,7 +326,7 @@ def _ask_all(addresses: list[str], timeout_s: float) -> list[NodeReport]:
 def ask_node(address: str, timeout_s: float) -> NodeReport:
     """The `/status` of the node with that admin port, or why there is none."""
     try:
-        with urllib.request.urlopen(admin_request(address, "/status"), timeout=timeout_s) as answer:
+        with open_page(admin_request(address, "/status"), timeout_s) as answer:
             body = answer.read()
         status = msgspec.json.decode(body, type=dict[str, Any])
         if not status.keys() >= NEEDED:
@@ -353,13 +361,39 @@ def admin_request(address: str, path: str, body: object = None) -> urllib.reques
     Raises:
         CommandError: the file of the token cannot be read.
     """
-    request = urllib.request.Request(f"http://{address}{path}")
+    scheme = "https" if os.environ.get(ADMIN_CA_FILE) else "http"
+    request = urllib.request.Request(f"{scheme}://{address}{path}")
     if body is not None:
         request.data = msgspec.json.encode(body)
         request.add_header("Content-Type", "application/json")
     if token := _admin_token():
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     return request
+
+
+def open_page(request: urllib.request.Request, timeout_s: float) -> Any:
+    """The answer, to be closed.
+
+    Raises:
+        OSError: none, or one that refuses (urllib.error.HTTPError).
+        CommandError: the environment names files that cannot be used.
+    """
+    return urllib.request.urlopen(request, timeout=timeout_s, context=_admin_context())
+
+
+def _admin_context() -> ssl.SSLContext | None:
+    ca = os.environ.get(ADMIN_CA_FILE)
+    if not ca:
+        return None
+    pair = [os.environ.get(name) for name in ADMIN_CLIENT_FILES]
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if pair[0]:
+            context.load_cert_chain(pair[0], pair[1])
+    except OSError as error:
+        names = ", ".join((ADMIN_CA_FILE, *ADMIN_CLIENT_FILES))
+        raise CommandError(f"{names}: {error}", EXIT_USAGE) from error
+    return context
 
 
 def _admin_token() -> str:

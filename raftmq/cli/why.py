@@ -7,7 +7,6 @@ Asks every node that can be found for its `/status`, those whose clients nobody 
 from __future__ import annotations
 
 import textwrap
-import urllib.request
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
@@ -42,7 +41,7 @@ from raftmq.cli.explain import (
     summary,
 )
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
-from raftmq.cli.picture import Picture, admin_request, take_picture
+from raftmq.cli.picture import Picture, admin_request, open_page, take_picture
 from raftmq.foreign import visible
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.errors import ClientError
@@ -130,7 +129,7 @@ def _page(picture: Picture, page: str, key: str, timeout_s: float) -> list[dict[
             continue
         try:
             request = admin_request(report.address, page)
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with open_page(request, timeout_s) as answer:
                 told = msgspec.json.decode(answer.read(), type=dict[str, Any])
         except (OSError, ValueError, msgspec.MsgspecError):
             continue  # an older node, or one that went away: the others may know

@@ -164,6 +164,8 @@ class NodeCore:
         """The certificates of each listener that is encrypted."""
         self.peer_tls: PeerTls | None = None
         """Those between nodes; None where their streams are not protected."""
+        self.admin_tls: ServerTls | None = None
+        """Those of the admin port; None where it speaks plain HTTP."""
 
     def compose(self, environment: Environment, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""

@@ -28,7 +28,7 @@ from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user
 from raftmq.node.status import describe, health
-from raftmq.runtime.certificates import ServerTls, files_of
+from raftmq.runtime.certificates import ServerTls, admin_files, files_of
 from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
@@ -98,6 +98,8 @@ class Node(NodeCore):
         self.peer_tls = None if config.peer_tls == PEER_TLS_OFF else PeerTls(config)
         path = config.first_user_file
         self.access = Access(config)
+        files = admin_files(config)
+        self.admin_tls = None if files is None else ServerTls(self.access.name, files)
         self._first_user = None if path is None else read_first_user(path)
         self._must_reload = trio.Event()
         self._stopping = trio.Event()
@@ -315,8 +317,7 @@ class Node(NodeCore):
     async def _watch_certificates(self) -> None:
         """Load them when they change, or when asked to; connections that are open stay."""
         watched: list[Watched] = [*self.tls.values()]
-        if self.peer_tls is not None:
-            watched.append(self.peer_tls)
+        watched += [one for one in (self.peer_tls, self.admin_tls) if one is not None]
         if self.access.is_guarded:
             watched.append(self.access)
         while watched:
@@ -348,6 +349,7 @@ class Node(NodeCore):
             metrics=exposition.Exposition(self).render,
             faults=self.faults,
             access=self.access,
+            tls=self.admin_tls,
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),

@@ -26,7 +26,7 @@ from raftmq.config import (
     ConfigError,
     NodeConfig,
 )
-from raftmq.runtime.certificates import Certificates, files_of, load
+from raftmq.runtime.certificates import Certificates, admin_files, files_of, load
 from raftmq.runtime.faults import VARIABLE
 from raftmq.runtime.peer_tls import load_peer_files, peer_files
 from raftmq.server.admin.access import Access
@@ -60,6 +60,8 @@ def review(config: NodeConfig, environment: Mapping[str, str]) -> list[Finding]:
     found += _judge_rights(config)
     found += _judge_peers(config)
     found.append(_judge_admin(config))
+    if (admin := admin_files(config)) is not None:
+        found.append(_judge_certificate("admin_listener", partial(load, admin)))
     for listener in config.listeners:
         if listener.has_tls:
             found.append(_judge_certificate(listener.name, partial(load, files_of(listener))))
@@ -129,10 +131,14 @@ def _judge_admin(config: NodeConfig) -> Finding:
             Access(config)
         except ConfigError as error:
             return Finding(name, Verdict.OPEN, str(error))
+        if config.admin_certificate_file is not None:
+            return Finding(name, Verdict.OK, "TLS, and what changes something wants a token")
         if address.is_loopback:
             return Finding(name, Verdict.OK, f"{address} is the loopback, and wants a token")
         why = f"{address} wants a token, which is not encrypted: only operators may reach it"
         return Finding(name, Verdict.LOOK, why)
+    if config.admin_client_ca_file is not None:
+        return Finding(name, Verdict.OK, "TLS, and what changes something wants a certificate")
     if not address.is_loopback and config.insecure:
         return Finding(name, Verdict.OPEN, "insecure: anybody changes things: admin_token_file")
     return _judge_private(name, address)
@@ -184,6 +190,8 @@ def _judge_files(config: NodeConfig) -> Iterator[Finding]:
         for key in ("peer_key_file", "peer_key_password_file"):
             if (path := getattr(config, key)) is not None:
                 secret.setdefault(path, key)
+    if config.admin_key_file is not None:
+        secret.setdefault(config.admin_key_file, "admin_key_file")
     if config.admin_token_file is not None:
         secret.setdefault(config.admin_token_file, "admin_token_file")
     if config.first_user_file is not None:

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from attrs import frozen
 
-from raftmq.config import ClientListener, ConfigError
+from raftmq.config import ClientListener, ConfigError, NodeConfig
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\r?\n.+?-----END CERTIFICATE-----", re.DOTALL)
 _VERIFY: Final = {
@@ -66,6 +66,20 @@ def files_of(listener: ClientListener) -> PemFiles:
         key_password=listener.key_password_file,
         ca=listener.client_ca_file,
         verify_mode=_VERIFY[listener.client_certificates],
+    )
+
+
+def admin_files(config: NodeConfig) -> PemFiles | None:
+    """The files of the admin port; None where it speaks plain HTTP."""
+    if config.admin_certificate_file is None or config.admin_key_file is None:
+        return None
+    has_ca = config.admin_client_ca_file is not None
+    return PemFiles(
+        names="key 'admin_{}':",
+        certificate=config.admin_certificate_file,
+        key=config.admin_key_file,
+        ca=config.admin_client_ca_file,
+        verify_mode=_VERIFY["wanted" if has_ca else "off"],
     )
 
 

@@ -206,7 +206,7 @@ class FakeNode:
 
     def __init__(self, partitions: int, rows_max: int) -> None:
         self.tls: dict[str, object] = {}
-        self.peer_tls = None
+        self.peer_tls = self.admin_tls = None
         self.config = NodeConfig(node_id=1, data=".", metrics_partitions_max=rows_max)
         settings = SimpleNamespace(min_insync_replicas=1)
         names = [TopicPartition(f"t{i:04}", 0) for i in range(partitions)]

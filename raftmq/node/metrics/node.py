@@ -605,8 +605,8 @@ HANDSHAKE_FAILURES: Final = Metric(
 CERTIFICATES: Final = Metric(
     "raftmq_certificate_expires_timestamp_seconds",
     "gauge",
-    "When the first certificate of a listener's chain ceases to be valid, in Unix time; of "
-    "peer_listener, where nodes speak TLS",
+    "When the first certificate of a listener's chain ceases to be valid, in Unix time; also of "
+    "peer_listener and admin_listener, where they speak TLS",
     ("listener",),
 )
 AUTHENTICATIONS: Final = Metric(
@@ -699,8 +699,9 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[HANDSHAKE_FAILURES].add((reason,), count)
     for name, tls in node.tls.items():
         scrape[CERTIFICATES].add((name,), tls.expires_s)
-    if node.peer_tls is not None:
-        scrape[CERTIFICATES].add((node.peer_tls.name,), node.peer_tls.expires_s)
+    for one in (node.peer_tls, node.admin_tls):
+        if one is not None:
+            scrape[CERTIFICATES].add((one.name,), one.expires_s)
     for labels, count in sorted(node.broker.metrics.authentications.items()):
         scrape[AUTHENTICATIONS].add(labels, count)
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):

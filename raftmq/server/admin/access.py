@@ -1,7 +1,8 @@
 """Who may do what at the admin port: a token, and what goes without one.
 
 With a token (`admin_token_file`) pages that change something take it alone, others are read without
-it from this machine only. Without a token this machine may do everything where the port is on the
+it from this machine only. A certificate of operators (`admin_client_ca_file`) is as good as a
+token. Without either this machine may do everything where the port is on the
 loopback; elsewhere the port is for reading, unless `insecure` says otherwise. /health is for
 everybody, as load balancers carry no tokens.
 
@@ -33,10 +34,14 @@ _HEALTH: Final = frozenset(("/health", "/health/ready", "/health/live"))
 _READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 
 UNKNOWN_TOKEN: Final = 401, "no token of this port"
-NO_TOKEN: Final = 401, "this port wants the token of admin_token_file: Authorization: Bearer ..."
+NO_TOKEN: Final = (
+    401,
+    "this port wants the token of admin_token_file (Authorization: Bearer ...), or a certificate",
+)
 READ_ONLY: Final = (
     403,
-    "this port is for reading: it is not on the loopback, and there is no admin_token_file",
+    "this port is for reading: it is not on the loopback, and has no admin_token_file or "
+    "admin_client_ca_file",
 )
 FOREIGN_HOST: Final = (
     403,
@@ -68,6 +73,7 @@ class Access:
         self._path = config.admin_token_file
         self._loaded = None if self._path is None else read_tokens(self._path)
         self._failed: tuple[int, int, int] | None = None
+        self._takes_certificates = config.admin_client_ca_file is not None
         self._is_open = config.admin_listener.is_loopback or config.insecure
         addresses = (config.admin_listener, config.admin_address)
         self._hosts = frozenset(["localhost", *(one.host.lower() for one in addresses)])
@@ -75,7 +81,7 @@ class Access:
     @property
     def is_guarded(self) -> bool:
         """True when nobody without a token changes anything."""
-        return self._loaded is not None
+        return self._loaded is not None or self._takes_certificates
 
     def look(self, *, must_load: bool) -> Tokens | None:
         """Read the file if it changed, or in any case; None where nothing has to be done.
@@ -97,14 +103,23 @@ class Access:
         self._failed = None
 
     def refusal(
-        self, method: str, path: str, headers: Mapping[str, str], client: str
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        client: str,
+        *,
+        is_certified: bool = False,
     ) -> Refusal | None:
         """Why a request is refused; None when it is served.
 
         Args:
             headers: by their names in small letters.
             client: the address that it came from.
+            is_certified: it came by a connection on which an operator's certificate was shown.
         """
+        if is_certified:
+            return None
         if self._loaded is not None and (said := headers.get("authorization", "")):
             return None if self._knows(said, self._loaded) else UNKNOWN_TOKEN
         if path in _HEALTH:
@@ -112,7 +127,7 @@ class Access:
         if not self._is_own(headers.get("host", "")):
             return FOREIGN_HOST
         is_read = method in _READS
-        if self._loaded is not None:
+        if self.is_guarded:
             return None if is_read and _is_loopback(client) else NO_TOKEN
         return None if is_read or self._is_open else READ_ONLY
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
 import h11
@@ -31,6 +32,7 @@ from starlette.routing import Route
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
+from raftmq.runtime.certificates import ServerTls
 from raftmq.server.admin.access import Access
 from raftmq.server.admin.balance import BalancePage, balance_routes
 from raftmq.server.admin.pages import (
@@ -43,6 +45,7 @@ from raftmq.server.admin.pages import (
     read_body,
     too_large,
 )
+from raftmq.server.admin.tls_stream import AdminHandshakes
 from raftmq.server.admin.topics import TopicsPage, topics_routes
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
@@ -58,6 +61,8 @@ CONNECTIONS_MAX: Final = 100
 """At a time, so that nobody takes the descriptors of the node here."""
 REASON_LENGTH_MAX: Final = 300
 _log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
+_is_certified: ContextVar[bool] = ContextVar("_is_certified", default=False)
+"""Whether the client of the present connection showed an operator's certificate."""
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS"))
 _JSON: Final = "application/json"
 REFUSED_CODE: Final = "CLUSTER_AUTHORIZATION_FAILED"
@@ -86,6 +91,7 @@ class PageSources:
     Attributes:
         faults: breaks this node on purpose; None: /faults is refused.
         access: says who may do what.
+        tls: the certificates of the port; None: it speaks plain HTTP.
     """
 
     health: Health
@@ -93,6 +99,7 @@ class PageSources:
     metrics: Metrics
     faults: FaultPort | None
     access: Access
+    tls: ServerTls | None
     nodes: NodesPage
     leaders: LeadersPage
     balance: BalancePage
@@ -259,6 +266,7 @@ async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: Coun
     config.include_server_header = False
     app: Any = ASGIWrapper(guarded(checked(make_app(sources), sources.access), count_bug))
     context = WorkerContext(None)
+    handshakes = None if sources.tls is None else AdminHandshakes(sources.tls)
     open_connections = 0
 
     async def serve_connection(stream: trio.SocketStream) -> None:
@@ -267,19 +275,27 @@ async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: Coun
             await trio.aclose_forcefully(stream)
             return
         open_connections += 1
-        plain: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
-        connection = _Connection(app, config, context, ConnectionState({}), plain)
+        told: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
         try:
-            await connection
+            if handshakes is not None:
+                encrypted = await handshakes.encrypted(stream)
+                if encrypted is None:
+                    return
+                told = encrypted
+                _is_certified.set(encrypted.is_certified)
+            connection = _Connection(app, config, context, ConnectionState({}), told)
+            try:
+                await connection
+            finally:
+                connection.forget()
         except Exception as error:  # noqa: BLE001 - the border of one connection
             bug = _only(error)
             count_bug(bug)
             _log.error(
                 "an admin connection met a bug", why=repr(bug)[:REASON_LENGTH_MAX], exc_info=error
             )
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(told)
         finally:
-            connection.forget()
             open_connections -= 1
 
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
@@ -303,7 +319,9 @@ def checked(app: Any, access: Access) -> Any:
                 for name, value in scope["headers"]
             }
             client = str((scope.get("client") or ("",))[0])
-            refusal = access.refusal(scope["method"], scope["path"], headers, client)
+            refusal = access.refusal(
+                scope["method"], scope["path"], headers, client, is_certified=_is_certified.get()
+            )
             if refusal is not None:
                 code, why = refusal
                 _log.warning(

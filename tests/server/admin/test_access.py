@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trustme
 from structlog.testing import capture_logs
 
+from raftmq.cli.picture import (
+    ADMIN_CA_FILE,
+    ADMIN_CLIENT_FILES,
+    ADMIN_TOKEN,
+    ADMIN_TOKEN_FILE,
+    admin_request,
+    open_page,
+)
 from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.runtime.certificates import ServerTls, admin_files
 from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
 from raftmq.server.admin.http import serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.server.admin.test_http import sources
+from tests.server.kafka.tls_clients import authority, write_files
 
 TOKEN = "0123456789abcdef"
 HERE, ELSEWHERE = "127.0.0.1", "10.9.9.9"
@@ -128,6 +140,76 @@ def test_a_file_that_cannot_be_used(text: str | None, mode: int, told: str, tmp_
         path.chmod(mode)
     with pytest.raises(ConfigError, match=f"key 'admin_token_file': {path}: {told}"):
         Access(NodeConfig(node_id=1, data=tmp_path, admin_token_file=path))
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Of the command line; none is set."""
+    for name in (ADMIN_TOKEN, ADMIN_TOKEN_FILE, ADMIN_CA_FILE, *ADMIN_CLIENT_FILES):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def asked(address: str, body: object = None) -> int:
+    """The status that the command line gets."""
+    try:
+        with open_page(admin_request(address, "/status" if body is None else "/balance", body), 10):
+            return 200
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+async def test_the_command_line_at_a_port_with_tls(
+    tmp_path: Path, variables: pytest.MonkeyPatch
+) -> None:
+    operators = trustme.CA()
+    operators.cert_pem.write_to_path(str(tmp_path / "operators.pem"))
+    issued = operators.issue_cert("operator.example.org")
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "me.pem"))
+    issued.private_key_pem.write_to_path(str(tmp_path / "me.key"))
+    files = write_files(tmp_path)
+    config = NodeConfig(
+        node_id=1,
+        data=tmp_path,
+        admin_certificate_file=files.certificate,
+        admin_key_file=files.key,
+        admin_client_ca_file=tmp_path / "operators.pem",
+    )
+    pem = admin_files(config)
+    assert pem is not None
+    shown = sources(access=Access(config), tls=ServerTls("admin_listener", pem))
+    sock = open_listen_socket("127.0.0.1", 0)
+    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    bugs: list[Exception] = []
+    balance = {"dry_run": True, "no such key": 1}
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_admin, sock, shown, bugs.append)
+            with pytest.raises(OSError, match=r"closed|reset"):
+                await trio.to_thread.run_sync(asked, address)
+            variables.setenv(ADMIN_CA_FILE, str(files.ca))
+            assert await trio.to_thread.run_sync(asked, address) == 200
+            assert await trio.to_thread.run_sync(asked, address, balance) == 401
+            variables.setenv(ADMIN_CLIENT_FILES[0], str(tmp_path / "me.pem"))
+            variables.setenv(ADMIN_CLIENT_FILES[1], str(tmp_path / "me.key"))
+            assert await trio.to_thread.run_sync(asked, address, balance) == 400, "it was let in"
+            stranger = authority().issue_cert("operator.example.org")
+            stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "me.pem"))
+            stranger.private_key_pem.write_to_path(str(tmp_path / "me.key"))
+            with pytest.raises(OSError, match=r"(?i)unknown ca|closed|reset"):
+                await trio.to_thread.run_sync(asked, address)
+            nursery.cancel_scope.cancel()
+    sock.close()
+    assert bugs == []
+
+
+@pytest.mark.parametrize(
+    "key", ["admin_certificate_file", "admin_key_file", "admin_client_ca_file"]
+)
+def test_files_that_go_together(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"goes with admin_certificate_file"):
+        NodeConfig(node_id=1, data=tmp_path, **{key: tmp_path / "x"})
 
 
 async def test_a_refusal_at_the_port(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def sources(**given: Any) -> PageSources:
         "metrics": metrics,
         "faults": None,
         "access": Access(NodeConfig(node_id=1, data="d")),  # type: ignore[arg-type]  # converted
+        "tls": None,
         "nodes": NoCluster(),
         "leaders": NoCluster(),
         "balance": NoCluster(),
