@@ -109,6 +109,18 @@ class AdminPort:
                 self._addresses.append(self._addresses.pop(0))  # another one first, next time
         raise CommandError(f"no admin port answers: {'; '.join(failures)}", EXIT_UNKNOWN)
 
+    def get_each(self, path: str) -> list[dict[str, Any]]:
+        """The answers of all nodes that answer.
+
+        Raises:
+            CommandError: none does.
+        """
+        found = [self.get(path)]
+        for address in self._addresses[1:]:
+            with suppress(OSError):
+                found.append(self._ask(admin_request(address, path)))
+        return found
+
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Have the controller do something, once; it is asked first from now on.
 

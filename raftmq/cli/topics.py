@@ -189,6 +189,7 @@ def describe(
 
 
 STATE_COLUMNS = ("Partition", "State", "Leader", "Replicas", "Isr", "SealedEnd")
+WRITER_COLUMNS = ("Partition", "ClientId", "Software", "Host", "SecondsAgo")
 PARTITION_COLUMNS = (
     "Partition",
     "Leader",
@@ -351,6 +352,8 @@ def shrink(
             show_json({**answer, "lags": lags})
         else:
             _show_shrunk(name, answer, lags)
+            if answer.get("code") == "NONE":
+                _show_writers(_states(port, name))
         code = answer.get("code", "UNKNOWN_SERVER_ERROR")
         if code != "NONE":
             is_unknown = code == "REQUEST_TIMED_OUT"
@@ -480,9 +483,33 @@ def _lags(
 
 
 def _states(port: AdminPort, name: str) -> dict[str, Any]:
-    """Every partition that a topic has, with its state."""
-    told = port.get(f"/topics?name={quote(name, safe='')}")
-    return told if "partitions" in told else {"partitions": [], "gone": [], "view": None}
+    """Every partition that a topic has, with its state, and who writes to it where it should not:
+    each node knows that of what it leads."""
+    first, *others = port.get_each(f"/topics?name={quote(name, safe='')}")
+    if "partitions" not in first:
+        return {"partitions": [], "gone": [], "view": None}
+    for row in first["partitions"]:
+        told = [row, *(r for o in others for r in o.get("partitions", ()) if _is_same(r, row))]
+        writers = [writer for one in told for writer in one.get("writers", ())]
+        row["writers"] = sorted(writers, key=lambda writer: writer["ago_s"])
+    return first
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one["partition"] == other["partition"])
+
+
+def _show_writers(told: Mapping[str, Any]) -> None:
+    """Who still writes to partitions that are listed no more."""
+    rows = [
+        (row["partition"], w["client_id"], w["software"], w["host"], w["ago_s"])
+        for row in told["partitions"]
+        for w in row.get("writers", ())
+    ]
+    if rows:
+        out("")
+        out("Still written to, until these are started again or have asked for metadata:")
+        show(WRITER_COLUMNS, rows, as_json=False)
 
 
 def _find_states(admin: Admin, name: str, timeout_s: float) -> dict[str, Any] | None:
@@ -512,3 +539,4 @@ def _show_states(told: Mapping[str, Any]) -> None:
     ]
     rows += [(row["partition"], "gone", None, [], [], row["end_offset"]) for row in told["gone"]]
     show(STATE_COLUMNS, rows, as_json=False)
+    _show_writers(told)

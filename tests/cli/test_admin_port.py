@@ -14,6 +14,7 @@ import pytest
 
 from raftmq.cli.admin_port import AdminPort
 from raftmq.cli.picture import ADMIN_KEY
+from raftmq.cli.topics import _states
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ResourceType
 from raftmq_client.errors import ConnectionFailedError
@@ -96,6 +97,22 @@ def test_orders_go_to_the_controller_and_so_does_what_is_asked_after_them(
     assert asked[-3:] == ["POST node-2:1/nodes/change", "GET node-2:1/nodes", "GET node-3:1/nodes"]
     port.get("/moves")
     assert asked[-1] == "GET node-3:1/moves", "it is the controller by now"
+
+
+def test_each_node_tells_who_writes_to_what_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is down is passed over."""
+    late, soon = {"client_id": "a", "ago_s": 9.0}, {"client_id": "b", "ago_s": 1.0}
+    known = {"node-1:1": [[], [late]], "node-3:1": [[], [soon]]}
+
+    def ask(_self: AdminPort, request: urllib.request.Request) -> dict[str, Any]:
+        if request.host not in known:
+            raise OSError("refused")
+        rows = enumerate(known[request.host])
+        return {"partitions": [{"partition": n, "writers": writers} for n, writers in rows]}
+
+    monkeypatch.setattr(AdminPort, "_ask", ask)
+    told = _states(AdminPort(["node-2:1", "node-1:1", "node-3:1"], 5.0), "t")
+    assert [row["writers"] for row in told["partitions"]] == [[], [soon, late]]
 
 
 def test_the_controller_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

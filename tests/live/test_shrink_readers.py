@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -73,7 +74,11 @@ def test_a_group_reads_on_what_is_listed_no_more(tmp_path: Path, assignor: str) 
             wait_for(cluster, "closing", (4, 5))
             writer.write(range(6), EACH, "closing")
             wait_until(lambda: take(first, count=50), 60)
-            shrink(cluster, "--now")
+            told = json.loads(cluster.run("topic", "describe", "t", "--json").stdout)["Retired"]
+            for row in told["partitions"]:
+                assert [w["host"] for w in row["writers"]] == ["127.0.0.1"] * (row["partition"] > 3)
+                assert all("confluent" in w["software"] for w in row["writers"])
+            assert "confluent" in shrink(cluster, "--now")
             wait_for(cluster, "sealed", (4, 5))
             writer.write(range(4), EACH, "sealed")
             assert first.generation == generation, "nothing was moved"

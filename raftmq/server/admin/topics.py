@@ -1,13 +1,15 @@
 """Pages of the admin port about topics: their partitions that are listed no more, and shrinking.
 
 `GET /topics?name=orders` shows every partition of a topic that there is, with its state, and what
-is left of those that are gone. `POST /topics/shrink` takes `{"topic": "orders", "partitions": 4}`,
+is left of those that are gone; also who has lately written to those that are listed no more, as far
+as this node led them. `POST /topics/shrink` takes `{"topic": "orders", "partitions": 4}`,
 with `view`, `now`, `force`, `keep` and `dry_run`, and answers when the controller has decided. What
 happens then is the cluster's work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -38,8 +40,14 @@ class ShrinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class TopicsPage:
     """What one node shows and does on these pages."""
 
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(
+        self,
+        control: ControlPlane,
+        writers_of: Callable[[TopicImage, int], list[dict[str, Any]]],
+    ) -> None:
+        """`writers_of` tells who writes to a number of a topic that it lists no more."""
         self._control = control
+        self._writers_of = writers_of
 
     def show(self, name: str) -> dict[str, Any] | None:
         """A topic with all that there is of it; None when there is none of that name."""
@@ -71,6 +79,7 @@ class TopicsPage:
             "replicas": list(partition.replicas),
             "isr": [] if row is None else list(row.isr),
             "sealed_end": None if known is None or partition.takes_records else known.end_offset,
+            "writers": self._writers_of(topic, partition.index),
         }
 
     async def shrink(self, wanted: ShrinkRequest) -> dict[str, Any]:

@@ -50,6 +50,7 @@ from raftmq.server.kafka.limits import TokenBucket
 from raftmq.server.kafka.replies import Drains
 from raftmq.server.kafka.views import Views
 from raftmq.server.kafka.work import WorkScheduler, gather
+from raftmq.server.kafka.writers import RetiredWriters
 from raftmq.transactions.coordinator import TransactionCoordinator
 from raftmq.types import NodeId, TopicId, TopicPartition
 
@@ -255,6 +256,7 @@ class Broker:
         self.metadata_answers = MetadataAnswers()
         self.scheduler = WorkScheduler(deadlines)
         self.views = Views(lambda: self.image, deadlines, clock)
+        self.retired_writers = RetiredWriters(clock)
         self.leader_waits = LeaderWaits(
             leader_table,
             deadlines,

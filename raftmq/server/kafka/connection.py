@@ -205,6 +205,7 @@ class Connection:
         "on_close",
         "peer",
         "replies",
+        "software",
         "state",
     )
 
@@ -233,6 +234,7 @@ class Connection:
         """Who its requests come from; another one once its client has authenticated."""
         self.authentication: Authentication | None = None
         """How its client authenticates; None where the listener has no SASL."""
+        self.software = ""
         self.hold = Hold()
         self.last_active = trio.current_time()
         self.on_close: dict[int, Callable[[], None]] = {}

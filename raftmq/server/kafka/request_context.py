@@ -21,6 +21,8 @@ class ClientConnection(Protocol):
 
     peer: str
     """Address and port of the client."""
+    software: str
+    """What the client is and its version, where it has said so (KIP-511)."""
     hold: Hold
     caller: Caller
     """Who its requests come from, at the moment."""

@@ -171,7 +171,7 @@ def context_of(
     """Of a request whose handler is called by a test."""
     caller = Caller(host=host)
     connection: Any = SimpleNamespace(
-        peer=f"{host}:5555", hold=Hold(), caller=caller, authentication=None
+        peer=f"{host}:5555", software="", hold=Hold(), caller=caller, authentication=None
     )
     return RequestContext(connection, int(api), version, 1, client_id, caller, 0.0)
 
@@ -217,6 +217,7 @@ class World:
         self.connection: Any = SimpleNamespace(
             authentication=None,
             peer="10.0.0.9:5555",
+            software="",
             on_close={},
             hold=Hold(),
             caller=Caller(host="10.0.0.9"),

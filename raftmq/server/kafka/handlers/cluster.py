@@ -24,6 +24,8 @@ from raftmq.types import METADATA_TOPIC, TopicPartition
 PREFERRED: Final = 0
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_FROM: Final = 3
+_SOFTWARE_MAX: Final = 100
+"""So much of it is kept with the connection."""
 _LEVEL_0_FROM: Final = 4
 """Older Java clients cannot read a feature whose lowest level is 0 (KAFKA-17492)."""
 
@@ -39,12 +41,16 @@ def api_versions(broker: Broker, context: RequestContext, request: Struct) -> by
     """Answer the announced ranges and the levels of features; the same bytes for all clients."""
     version = context.api_version
     code = ErrorCode.NONE
-    if version >= _SOFTWARE_FROM and not (
+    is_named = version >= _SOFTWARE_FROM
+    if is_named and not (
         _SOFTWARE.fullmatch(request.client_software_name)
         and _SOFTWARE.fullmatch(request.client_software_version)
     ):
         code = ErrorCode.INVALID_REQUEST  # KIP-511
         broker.metrics.api("api_versions").error(code)
+    elif is_named:
+        said = f"{request.client_software_name} {request.client_software_version}"
+        context.connection.software = said[:_SOFTWARE_MAX]
     image = broker.image
     key = (version, code, broker.supported_text, image.features, image.features_epoch)
     if key not in _encoded_versions:

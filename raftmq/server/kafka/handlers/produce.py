@@ -60,12 +60,12 @@ def handle(
             return _respond_slowly(broker, context, request, [refused] * count)
         return _respond(broker, context, request, [refused] * count)
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
-        results = _append(broker, version, request)
+        results = _append(broker, context, request)
     elif sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
         return _in_turns(broker, context, request)
     else:
         with broker.batch():
-            results = _append(broker, version, request)
+            results = _append(broker, context, request)
     return chain(
         gather(results, _as_they_are), lambda values: _answer(broker, context, request, values)
     )
@@ -82,7 +82,7 @@ def _in_turns(
             yield None
         with broker.batch():
             for topic, part in parts[start : start + APPENDS_PER_TURN]:
-                results.append(_append_one(broker, context.api_version, request, topic, part))
+                results.append(_append_one(broker, context, request, topic, part))
     values = yield from all_of(results)
     moved = [
         (topic.name, topic.topic_id, part.index)
@@ -124,10 +124,10 @@ def _answer(
 
 
 def _append(
-    broker: Broker, version: int, request: ProduceRequest
+    broker: Broker, context: RequestContext, request: ProduceRequest
 ) -> list[AppendResult | Promise[AppendResult]]:
     return [
-        _append_one(broker, version, request, topic, part)
+        _append_one(broker, context, request, topic, part)
         for topic in request.topics
         for part in topic.partitions
     ]
@@ -135,7 +135,7 @@ def _append(
 
 def _append_one(
     broker: Broker,
-    version: int,
+    context: RequestContext,
     request: ProduceRequest,
     topic: ProduceTopic,
     part: ProducePartition,
@@ -143,7 +143,11 @@ def _append_one(
     found = broker.find_partition(topic.name, topic.topic_id, part.index)
     if isinstance(found, ErrorCode):
         return AppendResult(found)
-    return found.append(part.records, request.acks, max(request.timeout_ms, 0), version)
+    image = broker.image
+    if image.views and found.is_leader:
+        broker.retired_writers.note(image, found.name, context)
+    timeout_ms = max(request.timeout_ms, 0)
+    return found.append(part.records, request.acks, timeout_ms, context.api_version)
 
 
 def _respond(
