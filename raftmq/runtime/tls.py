@@ -78,7 +78,8 @@ class TlsSocket:
         count, is_dry = 0, False
         while count < len(buffer):
             try:
-                got = self._layer.read_into(buffer[count:])
+                # To ask where there is nothing costs an exception, more than a frame's decryption.
+                got = self._layer.read_into(buffer[count:]) if self._layer.has_unread else 0
             except TlsEndedError:
                 self._has_ended = True
                 return count
