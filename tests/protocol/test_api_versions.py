@@ -76,6 +76,7 @@ NOTES = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: "Refused (UNSUPPORTED_VERSION) below `raftmq.level` 4.",
     ApiKey.CREATE_ACLS: "Refused (UNSUPPORTED_VERSION) below `raftmq.level` 5.",
     ApiKey.DESCRIBE_QUORUM: "The metadata group; any partition is a Raft group, too.",
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: "There are none: the answer is empty.",
     ApiKey.UPDATE_FEATURES: "All levels of a request or none; [upgrades](operations.md#upgrades).",
 }
 

@@ -113,6 +113,7 @@ NEEDS: Final[dict[ApiKey, tuple[tuple[Kind, Operation], ...]]] = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: ((_CLUSTER, _Op.ALTER),),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: ((_CLUSTER, _Op.DESCRIBE),),
     ApiKey.OFFSET_DELETE: ((_GROUP, _Op.DELETE), (_TOPIC, _Op.READ)),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: ((_CLUSTER, _Op.DESCRIBE_CONFIGS),),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: ((_CLUSTER, _Op.DESCRIBE),),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: ((_CLUSTER, _Op.ALTER),),
     ApiKey.DESCRIBE_QUORUM: ((_CLUSTER, _Op.DESCRIBE),),
@@ -236,6 +237,10 @@ def _coded(code: ErrorCode) -> Callable[[Asked, Struct], Any]:
 
 def _explained(_asked: Asked, _request: Struct) -> Struct:
     return Struct(error_code=NO_CLUSTER, error_message=_MESSAGE)
+
+
+def _no_quotas(asked: Asked, request: Struct) -> Struct:
+    return Struct(**_explained(asked, request).__dict__, entries=None)
 
 
 def _explained_from(first: int) -> Callable[[Asked, Struct], Struct]:
@@ -854,6 +859,7 @@ GUARDS: Final[dict[ApiKey, Guard]] = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: _of_cluster(_explained),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: _of_cluster(_explained),
     ApiKey.OFFSET_DELETE: _offset_delete,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: _of_cluster(_no_quotas),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _of_cluster(_explained),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _of_cluster(_altered_no_users),
     ApiKey.DESCRIBE_QUORUM: _of_cluster(_explained_from(2)),

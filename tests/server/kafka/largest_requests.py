@@ -179,6 +179,14 @@ ROWS: dict[ApiKey, dict[str, Callable[[], dict[str, Any]]]] = {
     },
     ApiKey.SASL_HANDSHAKE: {"text": lambda: {"mechanism": "m" * 30_000}},
     ApiKey.SASL_AUTHENTICATE: {"token": lambda: {"auth_bytes": b"t" * 900_000}},
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: {
+        "many": lambda: {
+            "components": [
+                {"entity_type": "user", "match_type": 0, "match": name} for name in NAMES[:60_000]
+            ],
+            "strict": True,
+        }
+    },
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: {
         "unknown": lambda: {"users": [{"name": name} for name in NAMES[:90_000]]}
     },

@@ -793,3 +793,11 @@ def test_elections_of_everything_tell_only_what_happened() -> None:
 def test_no_reassignments() -> None:
     answer = World().ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, topics=None, timeout=1)
     assert (answer.error_code, answer.topics) == (0, [])
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_there_are_no_quotas(version: int) -> None:
+    """`kafka-configs --describe --entity-type users` asks for them first."""
+    any_user = {"entity_type": "user", "match_type": 2, "match": None}
+    answer = World().ask(ApiKey.DESCRIBE_CLIENT_QUOTAS, version, components=[any_user], strict=True)
+    assert (answer.error_code, answer.error_message, list(answer.entries)) == (0, None, [])

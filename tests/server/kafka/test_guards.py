@@ -74,6 +74,7 @@ INCREMENTAL_ALTER_CONFIGS AlterConfigs Cluster, AlterConfigs Topic
 ALTER_PARTITION_REASSIGNMENTS Alter Cluster
 LIST_PARTITION_REASSIGNMENTS Describe Cluster
 OFFSET_DELETE Delete Group, Read Topic
+DESCRIBE_CLIENT_QUOTAS DescribeConfigs Cluster
 DESCRIBE_USER_SCRAM_CREDENTIALS Describe Cluster
 ALTER_USER_SCRAM_CREDENTIALS Alter Cluster
 DESCRIBE_QUORUM Describe Cluster
@@ -325,6 +326,10 @@ def _of_operators(name: str, topic_id: UUID | None) -> dict[ApiKey, dict[str, An
         },
         ApiKey.SASL_HANDSHAKE: {"mechanism": "PLAIN"},
         ApiKey.SASL_AUTHENTICATE: {"auth_bytes": b"x"},
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: {
+            "components": [{"entity_type": "user", "match_type": 0, "match": name}],
+            "strict": False,
+        },
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: {"users": [{"name": name}]},
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS: {
             "deletions": [{"name": name, "mechanism": 1}],

@@ -1,5 +1,5 @@
 """How users come in and are changed: SaslHandshake and SaslAuthenticate, AlterUserScramCredentials
-and DescribeUserScramCredentials (KIP-554).
+and DescribeUserScramCredentials (KIP-554), DescribeClientQuotas (KIP-546).
 
 The first two are the connection's own affair (`authentication.py`); where its listener has no SASL
 they come at the wrong time.
@@ -128,6 +128,12 @@ def describe(broker: Broker, _context: RequestContext, request: Struct) -> Work[
     return {"throttle_time": 0, "error_code": 0, "error_message": None, "results": rows}
 
 
+def describe_quotas(_broker: Broker, _context: RequestContext, _request: Struct) -> Answer:
+    """Answer DescribeClientQuotas: there are no quotas, of whomever. Kafka's `kafka-configs` asks
+    for those of a user before it asks for its mechanisms."""
+    return {"throttle_time": 0, "error_code": 0, "error_message": None, "entries": []}
+
+
 def handshake(
     _broker: Broker, context: RequestContext, request: Struct
 ) -> dict[str, Any] | Promise[dict[str, Any]]:
@@ -156,6 +162,7 @@ def authenticate(
 HANDLERS: Final = {
     ApiKey.SASL_HANDSHAKE: handshake,
     ApiKey.SASL_AUTHENTICATE: authenticate,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: describe_quotas,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: describe,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: alter,
 }
