@@ -491,7 +491,10 @@ def _states(port: AdminPort, name: str) -> dict[str, Any]:
     for row in first["partitions"]:
         told = [row, *(r for o in others for r in o.get("partitions", ()) if _is_same(r, row))]
         writers = [writer for one in told for writer in one.get("writers", ())]
-        row["writers"] = sorted(writers, key=lambda writer: writer["ago_s"])
+        latest: dict[tuple[str, str, str], Any] = {}  # one may have written to two leaders
+        for writer in sorted(writers, key=lambda writer: writer["ago_s"]):
+            latest.setdefault((writer["client_id"], writer["software"], writer["host"]), writer)
+        row["writers"] = list(latest.values())
     return first
 
 

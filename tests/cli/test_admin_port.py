@@ -101,8 +101,9 @@ def test_orders_go_to_the_controller_and_so_does_what_is_asked_after_them(
 
 def test_each_node_tells_who_writes_to_what_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is down is passed over."""
-    late, soon = {"client_id": "a", "ago_s": 9.0}, {"client_id": "b", "ago_s": 1.0}
-    known = {"node-1:1": [[], [late]], "node-3:1": [[], [soon]]}
+    what = {"software": "s 1", "host": "h"}
+    late, soon = what | {"client_id": "a", "ago_s": 9.0}, what | {"client_id": "b", "ago_s": 1.0}
+    known = {"node-1:1": [[], [late]], "node-3:1": [[], [soon, late | {"ago_s": 20.0}]]}
 
     def ask(_self: AdminPort, request: urllib.request.Request) -> dict[str, Any]:
         if request.host not in known:

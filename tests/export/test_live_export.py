@@ -352,3 +352,33 @@ def abandon(lease: Any) -> None:
     """As kill -9 does: no word to the group."""
     assert INSTANCE
     lease._engine.close()
+
+
+def test_a_topic_that_shrinks_is_exported_whole(
+    shared_cluster: Cluster, make_topic: MakeTopic, tmp_path: Path, unique: str
+) -> None:
+    """Each record once, under its topic and number, before and after; also once it grew again."""
+    bootstrap, topic = shared_cluster.bootstrap, make_topic(3)
+    produce(bootstrap, topic, 300, partitions=3)
+    order = make_order(bootstrap, tmp_path, unique, topic)
+    first = run_export(order)
+    assert first.manifest is not None
+    produce(bootstrap, topic, 30, partitions=3, first=300)
+    how = ("--now", "--force", "--keep")  # retention is not what this is about
+    done = shared_cluster.run("topic", "shrink", topic, "-p", "1", *how)
+    assert done.returncode == 0, done.stderr
+    produce(bootstrap, topic, 10, first=330)
+    both = make_order(bootstrap, tmp_path, unique, topic, f"{topic}.retired")
+    second = run_export(both)
+    assert second.manifest is not None
+    assert (first.manifest.rows, second.manifest.rows) == (300, 40)
+    assert {key.topic for key in second.manifest.end_of()} == {topic}
+    assert run_export(order).manifest is None
+    done = shared_cluster.run("topic", "add-partitions", topic, "3")
+    assert done.returncode == 0, done.stderr
+    produce(bootstrap, topic, 30, partitions=3, first=340)
+    third = run_export(order)
+    assert third.manifest is not None
+    assert third.manifest.rows == 30
+    assert sorted(archive_rows(tmp_path)) == read_topic(bootstrap, topic, range(3))
+    check_good(shared_cluster, tmp_path)

@@ -21,7 +21,7 @@ EACH = 50
 class Writer:
     """A stock producer that writes by number, and knows what became of each record."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, timeout_ms: int = 10_000) -> None:
         self.offsets: dict[tuple[int, bytes], int] = {}
         self.errors: list[tuple[int, str]] = []
         self._producer = confluent_kafka.Producer(
@@ -29,7 +29,7 @@ class Writer:
                 "bootstrap.servers": bootstrap,
                 "acks": "all",
                 "enable.idempotence": True,
-                "message.timeout.ms": 10_000,
+                "message.timeout.ms": timeout_ms,
             }
         )
 
@@ -44,7 +44,7 @@ class Writer:
             for partition in partitions:
                 value = f"{tag}/{partition}/{number}".encode()
                 self._producer.produce("t", value, partition=partition, on_delivery=told)
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(90) == 0
 
 
 class Group:

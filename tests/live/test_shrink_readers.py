@@ -58,7 +58,7 @@ def test_a_group_reads_on_what_is_listed_no_more(tmp_path: Path, assignor: str) 
     with Cluster(tmp_path) as cluster:
         bootstrap = cluster.bootstrap
         create_topic(bootstrap, "t", 6, retention_ms="3600000")
-        writer, reading, alone = Writer(bootstrap), Reading(), Reading()
+        writer, reading, alone = Writer(bootstrap, 60_000), Reading(), Reading()
         writer.write(range(6), EACH, "first")
         with member(bootstrap, assignor) as first:
 
