@@ -22,7 +22,7 @@ GIVES_NAMES = {
     "raftmq/runtime/disk.py:rename": "the operation itself",
     "raftmq/log/model.py:run": "the journal's new file; syncs it before and the folder after",
     "raftmq/log/replicated_log.py:repaired": "built and synced by a worker; syncs the folder",
-    "raftmq/replication/recovery.py:attempt": "moves a folder aside; syncs the one above",
+    "raftmq/replication/opening.py:attempt": "moves a folder aside; syncs the one above",
     "raftmq/node/partitions.py:_quarantine": "moves a folder aside; syncs both",
     "spark/raftmq_spark/export/store.py:create": "streams; syncs before and after",
     "spark/raftmq_spark/export/store.py:put_if_absent": "never replaces; syncs before and after",

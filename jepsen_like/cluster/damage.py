@@ -17,8 +17,8 @@ from jepsen_like.inode import SECTOR
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import EPOCH_MS
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import RECORD_SIZE, SECTOR_SIZE, TWICE, decode_header, decode_record
 from raftmq.log.indexes import HEADER_SIZE as HEADER_SIZE_OF_INDEX
+from raftmq.log.journal import RECORD_SIZE, SECTOR_SIZE, TWICE, decode_header, decode_record
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, decode_response_header, encode_request_header
 from raftmq.protocol.produce import (

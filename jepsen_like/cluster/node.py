@@ -27,7 +27,7 @@ from raftmq.config import Address, NodeConfig, PeerAddress
 from raftmq.counts import Histogram
 from raftmq.errors import RemoteProtocolError
 from raftmq.groups.model import GroupConfig
-from raftmq.log.hard_state import HardStateJournal, JournalConfig
+from raftmq.log.journal import HardStateJournal, JournalConfig
 from raftmq.log.model import LogConfig
 from raftmq.metadata.engine import DrivenEngine, EngineConfig
 from raftmq.metadata.raft_engine import RaftMetadataEngine

@@ -11,7 +11,7 @@ from jepsen_like.cluster import stress
 from raftmq.metadata import apply_moves
 from raftmq.metadata.image import PartitionImage
 from raftmq.node import partitions
-from raftmq.replication.recovery import Opening, ReplicaOpener
+from raftmq.replication.opening import Opening, ReplicaOpener
 from raftmq.types import NodeId, Offset, RaftGroupId
 
 

@@ -17,9 +17,10 @@ from raftmq import records
 from raftmq.controller.broker_lifecycle import BrokerLifecycle
 from raftmq.controller.leaders import Isolation
 from raftmq.errors import CorruptBatchError, RemoteProtocolError
-from raftmq.log import batch_reader, hard_state
+from raftmq.log import batch_reader
+from raftmq.log import journal as journal_file
 from raftmq.log.bare_entries import BareEntries
-from raftmq.log.hard_state import GroupState, JournalRecord
+from raftmq.log.journal import GroupState, JournalRecord
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
 from raftmq.node.partitions import Partitions
@@ -29,7 +30,7 @@ from raftmq.raft import leader
 from raftmq.raft import membership as raft_membership
 from raftmq.raft.membership import Configuration, check_change
 from raftmq.raft.messages import Heartbeat
-from raftmq.replication import membership, recovery
+from raftmq.replication import membership, opening
 from raftmq.replication.membership import MembershipChanges
 from raftmq.replication.repair import Repairer
 from raftmq.replication.replica import Replica
@@ -46,7 +47,7 @@ def _same_storage(cls: type[DataFolder], /, disk: Any, root: str, **named: Any) 
     return folder
 
 
-_sound_copy = hard_state._sound_copy
+_sound_copy = journal_file._sound_copy
 _check_batch_at = records.check_batch_at
 
 
@@ -187,7 +188,7 @@ NODE_BUGS: Final[dict[str, Bug]] = {
         ("ChangeKeepsQuorum",),
     ),
     "lost-journal-not-missed": Bug(
-        patching((recovery, "is_forgotten", _lost_with_its_folder)),
+        patching((opening, "is_forgotten", _lost_with_its_folder)),
         stress.journals,
         4,
         (6, 10),
@@ -195,7 +196,7 @@ NODE_BUGS: Final[dict[str, Bug]] = {
         begins_at=50,
     ),
     "good-copy-not-read": Bug(
-        patching((hard_state, "_sound_copy", _first_copy)),
+        patching((journal_file, "_sound_copy", _first_copy)),
         stress.journals,
         4,
         (1, 10),

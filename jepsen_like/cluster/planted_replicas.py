@@ -15,7 +15,7 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from jepsen_like.inode import SECTOR
 from raftmq.log.bare_entries import BareEntries
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStartFile
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.raft import election, follower, leader
@@ -23,7 +23,7 @@ from raftmq.raft.core import RaftCore
 from raftmq.raft.leader import Leadership
 from raftmq.raft.messages import Message
 from raftmq.records import BatchHeader
-from raftmq.replication import recovery as cluster_recovery
+from raftmq.replication import opening
 from raftmq.replication.durability import JournalPlace, Outbox
 from raftmq.types import Buffer, RaftGroupId, RaftIndex, Term
 
@@ -251,7 +251,7 @@ REPLICA_BUGS: Final[dict[str, Bug]] = {
         ("ClaimsAreFlushed",),
     ),
     "wiped-keeps-vote": Bug(
-        patching((cluster_recovery, "is_forgotten", _never_lost)),
+        patching((opening, "is_forgotten", _never_lost)),
         stress.lost_folders,
         5,
         (6,),

@@ -149,7 +149,7 @@ class _StoppedNode:
     """A stopped node's folder, locked, with its journal."""
 
     def __init__(self, data: Path) -> None:
-        from raftmq.log.hard_state import HardStateJournal
+        from raftmq.log.journal import HardStateJournal
         from raftmq.runtime.clock import RealClock
         from raftmq.runtime.data_folder import DataFolder
         from raftmq.runtime.disk import RealDisk

@@ -2,5 +2,5 @@
 
 `replicated_log.py` is what replicas call: batches in segments, bare entries beside them, and the
 only place where a Raft index becomes an offset. `reader.py` is its reading side, `recovery.py` what
-opening it does, `hard_state.py` the journal. (What a node tells operators is in `raftmq/logs.py`.)
+opening it does, `journal.py` the journal. (What a node tells operators is in `raftmq/logs.py`.)
 """

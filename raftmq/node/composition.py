@@ -25,7 +25,7 @@ from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import AheadError
 from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.model import GroupConfig
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.broker_messages import PartitionSize
@@ -54,7 +54,7 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
 from raftmq.replication.clocks import AgreedTime
-from raftmq.replication.recovery import Opening, open_replica
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.replica import Replica
 from raftmq.runtime.broker_calls import BrokerCalls
 from raftmq.runtime.certificates import ServerTls

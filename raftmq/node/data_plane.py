@@ -12,7 +12,7 @@ from typing import Final
 
 from raftmq.config import NodeConfig
 from raftmq.errors import RemoteProtocolError
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog

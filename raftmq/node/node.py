@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.machine import UnappliableCommandError

@@ -40,7 +40,7 @@ from raftmq.log.folders import (
     partition_folder,
     topic_folder,
 )
-from raftmq.log.hard_state import GroupState
+from raftmq.log.journal import GroupState
 from raftmq.log.model import LogConfig
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import CATCH_UP_RATE, CLOSING_QUIET, THROTTLED_RATE
@@ -64,7 +64,7 @@ from raftmq.raft.messages import Role, SoftState
 from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.durability import JournalFailedError
 from raftmq.replication.membership import TargetMembership
-from raftmq.replication.recovery import (
+from raftmq.replication.opening import (
     Opening,
     ReplicaOpener,
     fresh_storage,

@@ -20,7 +20,7 @@ from collections import deque
 import attrs
 from attrs import define
 
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.messages import AppendReply, HardState, Message
 from raftmq.types import RaftGroupId, RaftIndex, StorageId, Term

@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from raftmq.errors import ContainedError, NodeMustStopError, RemoteProtocolError
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import FlushJob
 from raftmq.ports import DiskError
 from raftmq.raft.core import RaftCore

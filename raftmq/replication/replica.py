@@ -28,7 +28,7 @@ from raftmq.errors import (
     StateError,
     StorageError,
 )
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import FlushJob, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
@@ -106,7 +106,7 @@ def _answer_to_stray(self_id: ReplicaId, message: PeerMessage) -> WrongReplica |
 
 
 class Replica:
-    """One copy of one Raft group. `replication/recovery.py` opens it."""
+    """One copy of one Raft group. `replication/opening.py` opens it."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
-from raftmq.log.hard_state import GroupState
+from raftmq.log.journal import GroupState
 from raftmq.metadata.formation import TermReset
 from raftmq.tools.unsafe_recovery import (
     TERM_STEP,

@@ -28,7 +28,7 @@ from attrs import define, evolve, field, frozen
 from raftmq.errors import CorruptBatchError, RaftmqError
 from raftmq.log.bare_entries import BareEntries, Slot
 from raftmq.log.folders import FIRST_LIFE, find_folders
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import DamagedError, LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
@@ -43,7 +43,7 @@ from raftmq.partition.producer_state import (
 from raftmq.ports import Clock, Disk
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind
-from raftmq.replication.recovery import is_forgotten
+from raftmq.replication.opening import is_forgotten
 from raftmq.types import (
     METADATA_GROUP,
     METADATA_TOPIC,

@@ -13,7 +13,7 @@ from attrs import evolve
 from click.testing import Result
 from msgspec.structs import replace
 
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.metadata.formation import FormationState, formation_id_of
 from raftmq.metadata.machine import Skip
 from raftmq.runtime.data_folder import DataFolder, DataFolderError

@@ -23,7 +23,7 @@ from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.controller import ControllerConfig
 from raftmq.controller.reconciler import Action, StopReplica, at_start, reconcile
 from raftmq.errors import AheadError, ErrorCode, KafkaError
-from raftmq.log.hard_state import HardStateJournal, JournalConfig
+from raftmq.log.journal import HardStateJournal, JournalConfig
 from raftmq.log.model import FlushJob, LogConfig
 from raftmq.log.shared import Shared
 from raftmq.metadata.apply import STALE_SEQUENCE
@@ -41,8 +41,8 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
 from raftmq.replication.multiraft import MultiRaft, Stream
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import Opening, open_replica
 from raftmq.types import (
     METADATA_GROUP,
     Buffer,

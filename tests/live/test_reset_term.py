@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from raftmq.foreign import TERM_MAX
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.disk import RealDisk
 from raftmq.tools.unsafe_recovery import TERM_STEP

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from crc32c import crc32c
 
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.records import NewRecord, build_batch

@@ -7,7 +7,7 @@ from random import Random
 from attrs import Factory, define
 
 from jepsen_like.disk import SimDisk
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, FileSpan, LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog

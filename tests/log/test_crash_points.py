@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
-from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
+from raftmq.log.journal import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk, SimFile
-from raftmq.log.hard_state import (
+from raftmq.log.journal import (
     ONCE,
     RECORD_SIZE,
     SECTOR_SIZE,
@@ -29,7 +29,7 @@ from raftmq.log.model import FlushJob
 from raftmq.ports import DiskFullError
 from raftmq.types import RaftGroupId
 from tests.log.helpers import flush_journal, sim_disk
-from tests.log.test_hard_state import PATH, group, lose, start, state
+from tests.log.test_journal import PATH, group, lose, start, state
 
 FORMAT_1 = zlib.decompress(
     b85decode(

@@ -20,7 +20,7 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.controller.reconciler import Action, StartReplica
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
+from raftmq.log.journal import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.metadata.image import EMPTY_IMAGE, BrokerImage, PartitionImage, RemovalImage, TopicImage
@@ -34,8 +34,8 @@ from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.opening import ReplicaOpener
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import ReplicaOpener
 from raftmq.replication.replica import Replica
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk

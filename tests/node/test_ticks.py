@@ -12,7 +12,7 @@ from attrs import define, field
 
 from jepsen_like.disk import SimDisk
 from raftmq.config import NodeConfig
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.node.data_plane import DataPlane
 from raftmq.ports import never
 from raftmq.promise import Promise

@@ -10,7 +10,7 @@ import pytest
 
 from jepsen_like.disk import SimDisk
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import TWICE, HardStateJournal
+from raftmq.log.journal import TWICE, HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
 from raftmq.log.segment import Segment
 from raftmq.partition.parked import Deadlines
@@ -23,8 +23,8 @@ from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.records import NewRecord, build_batch, check_batches, parse_header
 from raftmq.replication.multiraft import MultiRaft
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import Opening, open_replica
 from raftmq.types import NodeId, Offset, ReplicaId, StorageId
 from tests.partition.fake_replica import GROUP, NAME, FakeClock
 from tests.replication.inline import InlineCatchUp

@@ -19,7 +19,7 @@ from jepsen_like.cluster.world import Counts
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.invariants import Invariants
 from jepsen_like.virtual_time import EPOCH_MS, VirtualTime
-from raftmq.log.hard_state import HardStateJournal, JournalConfig
+from raftmq.log.journal import HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import FlushJob, LogConfig, LogEntry
 from raftmq.log.shared import Shared
@@ -27,8 +27,8 @@ from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import SoftState
 from raftmq.replication.multiraft import MultiRaft, Stream
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
 from raftmq.types import (
     METADATA_GROUP,

@@ -11,7 +11,7 @@ import pytest
 
 from jepsen_like.disk import SimDisk
 from raftmq.errors import RemoteProtocolError
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
 from raftmq.metadata.machine import Skip, UnappliableCommandError
 from raftmq.ports import DiskError
@@ -38,8 +38,8 @@ from raftmq.replication.messages import (
     encode_several,
 )
 from raftmq.replication.multiraft import ORPHANS_MAX, STANDING_MAX, MultiRaft, Stream
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
 from raftmq.types import (
     METADATA_GROUP,

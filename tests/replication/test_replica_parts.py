@@ -8,14 +8,14 @@ from typing import ClassVar
 import pytest
 
 from jepsen_like.disk import SimDisk
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import AppendReply, VoteReply
 from raftmq.replication.clocks import RetentionClock
 from raftmq.replication.durability import Outbox
 from raftmq.replication.leader_state import InSyncTracker
 from raftmq.replication.membership import next_configuration
-from raftmq.replication.recovery import is_forgotten
+from raftmq.replication.opening import is_forgotten
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId, Term
 
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from raftmq.errors import ErrorCode
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
@@ -18,8 +18,8 @@ from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.replication.multiraft import MultiRaft, Stream
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import Opening, open_replica
 from raftmq.runtime.disk import RealDisk
 from raftmq.types import Buffer, NodeId, Offset, ReplicaId, StorageId
 from tests.partition.fake_replica import GROUP, NAME, FakeClock

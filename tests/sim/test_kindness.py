@@ -21,7 +21,7 @@ from jepsen_like.cluster.supervisor import Supervisor
 from jepsen_like.cluster.world import ClusterWorld, Fault
 from jepsen_like.disk import SimCrash, SimDisk
 from jepsen_like.history_events import Event
-from raftmq.log.hard_state import HardStateJournal
+from raftmq.log.journal import HardStateJournal
 from raftmq.records import parse_header
 from raftmq.types import METADATA_GROUP, NodeId
 from tests.sim.failing_disks import topic_that_cannot_begin

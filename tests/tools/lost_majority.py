@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig
 from raftmq.log.replicated_log import ReplicatedLog

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from jepsen_like.disk import SimDisk
 from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.node.partitions import tell_of_term
 from raftmq.tools.term_reset import (
     HeldTerm,

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
-from raftmq.log.hard_state import GroupState, HardStateJournal, JournalConfig
+from raftmq.log.journal import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
@@ -28,8 +28,8 @@ from raftmq.records import (
     parse_header,
     read_records,
 )
+from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.ports import ReplicaConfig
-from raftmq.replication.recovery import Opening, open_replica
 from raftmq.replication.replica import Replica
 from raftmq.tools.unsafe_recovery import (
     TERM_STEP,

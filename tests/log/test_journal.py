@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from jepsen_like.disk import CrashOdds, SimDisk
-from raftmq.log import hard_state
-from raftmq.log.hard_state import (
+from raftmq.log import journal as journal_file
+from raftmq.log.journal import (
     RECORD_SIZE,
     TWICE,
     GroupState,
@@ -211,7 +211,7 @@ def test_damage_forgets_what_was_promised_before_and_nothing_later() -> None:
 def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = sim_disk()
     start(disk).close()
-    monkeypatch.setattr(hard_state, "VERSION", 0)
+    monkeypatch.setattr(journal_file, "VERSION", 0)
     with pytest.raises(NewerFormatError):
         start(disk)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import attrs
 from attrs import field, frozen
 
-from raftmq.log.hard_state import GroupState, HardStateJournal
+from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
