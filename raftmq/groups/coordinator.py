@@ -177,21 +177,21 @@ class Coordinator(OwnedGroups):
         config: GroupConfig | None = None,
         *,
         random: Random,
-        retention_now_ms: Callable[[], int | None] | None = None,
-        latest_now_ms: Callable[[], int | None] | None = None,
-        deadlines: Deadlines | None = None,
+        retention_now_ms: Callable[[], int | None],
+        latest_now_ms: Callable[[], int | None],
+        deadlines: Deadlines | None,
     ) -> None:
         """A coordinator.
 
         Args:
             retention_now_ms: what time it is at the earliest, for what expires; None: unknown.
             latest_now_ms: what time it is at the latest, for what begins to age; None: unknown.
-            deadlines: without them offset commits do not wait for each other.
+            deadlines: None: offset commits do not wait for each other, and sessions end at ticks.
         """
         super().__init__(node_id, engine, clock, config or GroupConfig(), deadlines, latest_now_ms)
         self._random = random
         # No single clock may delete offsets: the node brings what a majority of clocks says.
-        self._retention_now_ms: Callable[[], int | None] = retention_now_ms or clock.wall_ms
+        self._retention_now_ms = retention_now_ms
         self._next_retention_ms = clock.monotonic_ms() + self.config.retention_check_ms
         self._unchecked: deque[str] = deque()  # groups whose offsets are to be looked at
         self._next_expiry_ms = 0.0

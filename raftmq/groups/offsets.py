@@ -67,7 +67,7 @@ class CommitQueue:
         error_of: Callable[[Promise[Any]], ErrorCode],
         *,
         clock: Clock,
-        later: Callable[[float, Callable[[], None]], object] | None = None,
+        later: Callable[[float, Callable[[], None]], object] | None,
         linger_ms: float = 0.0,
         in_flight_max: int = 1,
         offsets_per_command_max: int = OFFSETS_PER_COMMAND_MAX,

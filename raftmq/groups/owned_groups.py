@@ -121,8 +121,8 @@ class OwnedGroups:
         engine: CommandSink,
         clock: Clock,
         config: GroupConfig,
-        deadlines: Deadlines | None = None,
-        latest_now_ms: Callable[[], int | None] | None = None,
+        deadlines: Deadlines | None,
+        latest_now_ms: Callable[[], int | None],
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -150,7 +150,7 @@ class OwnedGroups:
             # With timers, one may be written while the one before it is being committed.
             in_flight_max=1 if deadlines is None else COMMITS_IN_FLIGHT_MAX,
         )
-        self._latest_now_ms: Callable[[], int | None] = latest_now_ms or clock.wall_ms
+        self._latest_now_ms = latest_now_ms
 
     # ---- where a group lives ----
 

@@ -320,6 +320,9 @@ class World:
             self.nodes.clock,
             self.nodes.config,
             random=random.Random(self.random.random()),
+            retention_now_ms=self.nodes.clock.wall_ms,
+            latest_now_ms=self.nodes.clock.wall_ms,
+            deadlines=self.nodes.deadlines,
         )
         self._broker_epoch += 1
         self.nodes.log.fence(node_id, self._broker_epoch)

@@ -208,6 +208,8 @@ class Nodes:
                 self.clock,
                 self.config,
                 random=random.Random(node_id),
+                retention_now_ms=self.clock.wall_ms,
+                latest_now_ms=self.clock.wall_ms,
                 deadlines=self.deadlines,
             )
             for node_id, engine in self.log.engines.items()
