@@ -110,3 +110,48 @@ async def read_alone(bootstrap: str, alone: Reading, count: int) -> None:
         async with aio.Consumer(bootstrap, topics="t", reset="earliest") as consumer:
             while sum(alone.records.values()) < count:
                 alone.took(await consumer.poll(1.0))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_a_group_goes_on_when_what_it_read_is_gone_and_comes_again(
+    tmp_path: Path, assignor: str
+) -> None:
+    with Cluster(tmp_path, settings={"retention_check_ms": 200}) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "t", 6, retention_ms="3600000")
+        writer, reading, alone = Writer(bootstrap, 60_000), Reading(), Reading()
+        writer.write(range(6), EACH, "first")
+        with (
+            member(bootstrap, assignor) as first,
+            member(bootstrap, assignor) as second,
+            Consumer(bootstrap, topics="t", reset="earliest", metadata_max_age_ms=300) as third,
+        ):
+
+            def take() -> bool:
+                for each in (first, second):
+                    reading.took(each.poll(0.1))
+                alone.took(third.poll(0.1))
+                counts = {sum(found.records.values()) for found in (reading, alone)}
+                return counts == {len(writer.offsets)}
+
+            def read(width: int) -> set[int]:
+                assignment = [key.partition for key in (*first.assignment, *second.assignment)]
+                return set(assignment) if take() and len(assignment) == width else set()
+
+            wait_until(lambda: read(6), 90)
+            shrink(cluster, "--now")
+            wait_for(cluster, "sealed", (4, 5))
+            done = cluster.run("topic", "alter", "t", "--set", "retention.ms=1")
+            assert done.returncode == 0, done.stderr
+            wait_for(cluster, "gone", (4, 5))
+            done = cluster.run("topic", "alter", "t", "--set", "retention.ms=3600000")
+            assert done.returncode == 0, done.stderr
+            writer.write(range(4), EACH, "without")
+            assert wait_until(lambda: read(4), 90) == set(range(4))
+            grow(cluster)
+            writer.write(range(6), EACH, "again")
+            assert wait_until(lambda: read(6), 90) == set(range(6))
+            assert writer.offsets[5, b"again/5/0"] == EACH
+        reading.check(writer)
+        alone.check(writer)
