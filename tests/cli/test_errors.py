@@ -46,7 +46,7 @@ def test_help_reads_well_at_80_columns(call: Call, monkeypatch: pytest.MonkeyPat
         assert "[[" not in shown, "a word that may be left out has one pair of brackets"
         assert "...}..." not in shown, words
     status = call("cluster", "status", "-h").stdout
-    assert "metadata voter is not there, or a disk is full" in status, "lines flow"
+    assert "A node that does not answer is shown as such" in status, "lines flow"
 
 
 @pytest.mark.parametrize("word", ["start", "dev", "demo"])
