@@ -17,17 +17,22 @@ from raftmq.cli.admin_port import AdminPort, give_order, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     SHOWN_MAX,
+    WAIT_S,
     AsJson,
     Bootstrap,
+    NoWait,
+    Progress,
     Timeout,
+    Wait,
     out_first,
     out_left,
     reported,
     show,
     show_json,
+    time_left_text,
+    watch,
 )
 from raftmq.cli.console import out
-from raftmq.cli.progress import WAIT_S, NoWait, Progress, Wait, time_left_text, watch
 
 MOVE_COLUMNS: Final = ("Partition", "From", "To", "Bytes", "Why")
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -24,6 +24,7 @@ from raftmq.cli.common import (
     AsJson,
     Bootstrap,
     CommandError,
+    NoWait,
     Timeout,
     check_reachable,
     format_time,
@@ -44,7 +45,6 @@ from raftmq.cli.picture import (
     Picture,
     take_picture,
 )
-from raftmq.cli.progress import NoWait
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin

@@ -16,17 +16,22 @@ from raftmq.cli import completion
 from raftmq.cli.admin_port import AdminPort, give_order, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
+    WAIT_S,
     AsJson,
     Bootstrap,
     CommandError,
+    NoWait,
+    Pace,
+    Progress,
     Timeout,
+    Wait,
     out_first,
     reported,
     show_json,
+    watch,
 )
 from raftmq.cli.console import out
 from raftmq.cli.main import EXIT_USAGE
-from raftmq.cli.progress import WAIT_S, NoWait, Pace, Progress, Wait, watch
 
 STUCK_SHOWN_MAX: Final = 5
 

@@ -18,10 +18,13 @@ from raftmq.cli import completion
 from raftmq.cli.admin_port import AdminPort, give_order, open_admin_port
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
+    LOST_S,
+    POLL_S,
     AsJson,
     Bootstrap,
     CommandError,
     Timeout,
+    Wait,
     open_admin,
     out_first,
     reported,
@@ -32,7 +35,6 @@ from raftmq.cli.configs import node_config_app
 from raftmq.cli.console import note, out
 from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
 from raftmq.cli.node_changes import add, cordon, drain, maintenance, remove, uncordon
-from raftmq.cli.progress import LOST_S, POLL_S, Wait
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raftmq.cli import admin_port, cluster, progress
+from raftmq.cli import admin_port, cluster, common
 from tests.cli.conftest import invoke
 
 
@@ -61,7 +61,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         yield None
 
     monkeypatch.setattr(admin_port, "open_admin", no_admin)
-    monkeypatch.setattr(progress, "POLL_S", 0.0)
+    monkeypatch.setattr(common, "POLL_S", 0.0)
 
     def run(port: Port, *words: str) -> Any:
         monkeypatch.setattr(admin_port.AdminPort, "find", lambda *_args: port)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from raftmq.cli import progress
+from raftmq.cli import common
 from raftmq.cli.admin_port import AdminPort
-from raftmq.cli.common import CommandError
+from raftmq.cli.common import CommandError, Pace
 from raftmq.cli.main import EXIT_UNKNOWN
-from raftmq.cli.progress import Pace
 from tests.cli.conftest import Call
 
 OK = {"code": "NONE", "message": "begun", "steps": ["__cluster_metadata: now: voters 1,2,3"]}
@@ -44,7 +43,7 @@ class FakePort:
 def port(monkeypatch: pytest.MonkeyPatch) -> FakePort:
     port = FakePort()
     monkeypatch.setattr(AdminPort, "find", lambda _admin, _timeout: port)
-    monkeypatch.setattr(progress, "POLL_S", 0.0)
+    monkeypatch.setattr(common, "POLL_S", 0.0)
     return port
 
 
@@ -214,7 +213,7 @@ def test_json_has_the_end(call: Call, port: FakePort) -> None:
 def test_silence_ends_the_wait(call: Call, port: FakePort, monkeypatch: pytest.MonkeyPatch) -> None:
     port.pages = [_page(partitions=1), None, _page(is_empty=True)]
     assert call("node", "drain", "4").exit_code == 0, "another page came in time"
-    monkeypatch.setattr(progress, "LOST_S", -1.0)
+    monkeypatch.setattr(common, "LOST_S", -1.0)
     port.pages = [None]
     done = call("node", "drain", "4")
     assert done.exit_code == EXIT_UNKNOWN
