@@ -4,7 +4,10 @@
     DeliveredOnce            no record is there twice, however often leaders change
     NothingPendingIsDropped  what was acknowledged, and nobody wanted to cancel, is there in the end
     CancelledStaysAway       what was cancelled, and acknowledged to be, before it was due is not
+    AttemptsAreCounted       what comes to be tried again says which attempt that is, and what was
+                             tried often enough comes to the dead topic, nothing else does
 
+The delay topic is a retry topic, with waits so short that they hardly show.
 A batch is sent once, and without a producer id, so nobody but the brokers makes second copies. Each
 record has a key of its own, by which later ones cancel or replace it. Times are the world's own,
 which all nodes' clocks but the first one's tell.
@@ -45,6 +48,15 @@ if TYPE_CHECKING:
 
 TARGET: Final = "due"
 LATER: Final = "later"
+DEAD: Final = "dead"
+ATTEMPTS: Final = 3
+CONFIGS: Final = {
+    "raftmq.delivers.to": TARGET,
+    "raftmq.dead.to": DEAD,
+    "raftmq.retry.attempts": str(ATTEMPTS),
+    "raftmq.retry.min.ms": "1",
+    "raftmq.retry.max.ms": "100",
+}
 PARTITIONS: Final = 2
 DELAY_MS: Final = (0, 2_500)
 AFTER_MARGIN_MS: Final = 1_500
@@ -68,6 +80,13 @@ class Delayed:
     """When that was acknowledged, having been asked after it was acknowledged itself."""
     offset: int = -1
     """Where it was found."""
+    attempt: int = 1
+    """How often it was tried, as it was sent."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True for what comes to the dead topic."""
+        return self.attempt >= ATTEMPTS
 
 
 @define(eq=False)
@@ -87,10 +106,10 @@ class Ledger:
 
 
 async def create_delay_topics(world: ClusterWorld, process: int) -> None:
-    """Create the target, and then the topic that delivers to it."""
+    """Create the targets, and then the topic that delivers to them."""
     kafka = Kafka(world, process)
     kept = {"retention.bytes": "-1", "retention.ms": "-1"}
-    for name, configs in ((TARGET, kept), (LATER, {"raftmq.delivers.to": TARGET})):
+    for name, configs in ((TARGET, kept), (DEAD, kept), (LATER, CONFIGS)):
         row = topic_row(name, PARTITIONS)
         row["configs"] = [{"name": key, "value": value} for key, value in configs.items()]
         while not await _created(kafka, row):
@@ -170,10 +189,16 @@ class DelayedProducer:
             else:
                 row.margin_ms = AFTER_MARGIN_MS
                 header = ("deliver-after", b"%d" % delay_ms)
+            headers = [header, *replaced]
+            if random.random() < 0.5:
+                row.attempt = random.randint(1, ATTEMPTS)
+                headers.append(("raftmq-attempt", b"%d" % row.attempt))
+                if row.is_dead:  # it is due at once
+                    row.due_ms, row.margin_ms = world.now_ms, AFTER_MARGIN_MS
             if replaced:
                 row.is_called_back = True  # by what its key may yet be called back for
             text = b"%d." % value + b"." * random.randrange(0, world.options.value_bytes_max)
-            records.append(NewRecord(key or b"%d" % value, text, None, [header, *replaced]))
+            records.append(NewRecord(key or b"%d" % value, text, None, headers))
             made.append(row)
             self._ledger.rows[value] = row
         self._mine += [row for row in made if not row.is_called_back]
@@ -203,11 +228,14 @@ class DelayedProducer:
 
 
 class DelayedReader:
-    """One process that reads what is delivered in one partition, and judges it."""
+    """One process that reads what is delivered in one partition of a topic, and judges it."""
 
-    def __init__(self, world: ClusterWorld, process: int, partition: int, ledger: Ledger) -> None:
+    def __init__(
+        self, world: ClusterWorld, process: int, topic: str, partition: int, ledger: Ledger
+    ) -> None:
         self._world = world
         self._kafka = Kafka(world, process)
+        self._topic = topic
         self._partition = partition
         self._ledger = ledger
         self._position = 0
@@ -217,7 +245,7 @@ class DelayedReader:
         world, kafka = self._world, self._kafka
         while not (world.is_written and not self._ledger.why_incomplete()):
             if not await self._read():
-                kafka.leaders.pop((TARGET, self._partition), None)
+                kafka.leaders.pop((self._topic, self._partition), None)
                 await kafka.pause()
             await kafka.sleep(kafka.random.uniform(5.0, 30.0))
         kafka.hang_up()
@@ -227,9 +255,11 @@ class DelayedReader:
         wanted = FetchPartition(
             self._partition, fetch_offset=self._position, partition_max_bytes=FETCH_BYTES
         )
-        request = FetchRequest(max_wait_ms=WAIT_MS, topics=[FetchTopic(TARGET, None, [wanted])])
+        request = FetchRequest(
+            max_wait_ms=WAIT_MS, topics=[FetchTopic(self._topic, None, [wanted])]
+        )
         try:
-            leader = await kafka.leader(TARGET, self._partition)
+            leader = await kafka.leader(self._topic, self._partition)
             body = encode_fetch_request(version, request)
             answer = await until(kafka.request(leader, ApiKey.FETCH, body))
         except Lost:
@@ -248,12 +278,16 @@ class DelayedReader:
         assert record.value is not None, "nobody delays a tombstone here"
         value, now_ms = int(record.value.partition(b".")[0]), self._world.now_ms
         row = self._ledger.rows[value]
-        told = f"{TARGET}-{self._partition}: {value} at {record.offset}"
+        told = f"{self._topic}-{self._partition}: {value} at {record.offset}"
         if row.offset >= 0:
             raise InvariantViolation("DeliveredOnce", f"{told} and {row.offset}")
         row.offset = record.offset
         if row.partition != self._partition:
             raise InvariantViolation("DeliveredOnce", f"{told}, not in {row.partition}")
+        attempt = int(dict(record.headers)["raftmq-attempt"] or b"")
+        is_dead = self._topic == DEAD
+        if (is_dead, attempt) != (row.is_dead, row.attempt + (not is_dead)):
+            raise InvariantViolation("AttemptsAreCounted", f"{told}: {row.attempt}, {attempt}")
         if row.due_ms - row.margin_ms > now_ms + 1:
             raise InvariantViolation("NeverEarly", f"{told}: due {row.due_ms}, it is {now_ms}")
         if record.timestamp + row.margin_ms < EPOCH_MS + int(row.due_ms):
@@ -262,4 +296,4 @@ class DelayedReader:
             raise InvariantViolation(
                 "CancelledStaysAway", f"{told}: cancelled {row.away_ms}, due {row.due_ms}"
             )
-        self._world.had_effect("a delayed record came")
+        self._world.had_effect("a dead record came" if is_dead else "a delayed record came")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from attrs import evolve
+
 from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq.delays.deliveries import Delivery
 from raftmq.delays.pending import Pending
+from raftmq.node import delays
 from raftmq.node.delays import Delays, Led
 from raftmq.partition.partition import Partition
 from raftmq.partition.producer_state import ACCEPT
@@ -60,6 +63,11 @@ def _stamped_by_itself(self: Partition, settings: PartitionSettings) -> int:
     return self._clock.wall_ms()
 
 
+def _not_counted(before: Delivery) -> Delivery:
+    """What is delivered next has the sequence of what was."""
+    return evolve(before, offsets=())
+
+
 def _bug(
     *targets: tuple[object, str, object], caught_by: tuple[str, ...], begins_at: int = 1
 ) -> Bug:
@@ -88,6 +96,13 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
     ),
     "cursor-passes-the-unread": _bug(
         (Delays, "_first_unread_ms", nothing), caught_by=("NothingPendingIsDropped",)
+    ),
+    "the-dead-come-back": _bug(
+        (Led, "target", property(lambda led: led.partition.settings.delivers_to)),
+        caught_by=("AttemptsAreCounted", "NothingPendingIsDropped"),
+    ),
+    "settled-is-not-counted": _bug(
+        (delays, "nothing_after", _not_counted), caught_by=("NothingPendingIsDropped",)
     ),
     "delays-by-the-leaders-clock": _bug(
         (Partition, "_stamp_ms", _stamped_by_itself),

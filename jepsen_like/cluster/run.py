@@ -294,9 +294,10 @@ def _start_delayed(world: ClusterWorld) -> dict[str, Promise[None]]:
     for index in range(delayed.PARTITIONS if world.options.delayed else 0):
         process = DELAYED + 1 + 2 * index
         producer = delayed.DelayedProducer(world, process, index, world.delayed)
-        reader = delayed.DelayedReader(world, process + 1, index, world.delayed)
         ends[f"delayed producer {index}"] = world.clients.spawn(producer.run)
-        ends[f"delayed reader {index}"] = world.clients.spawn(reader.run)
+        for number, topic in ((process + 1, delayed.TARGET), (98 + index, delayed.DEAD)):
+            reader = delayed.DelayedReader(world, number, topic, index, world.delayed)
+            ends[f"delayed reader {number}"] = world.clients.spawn(reader.run)
     return ends
 
 

@@ -27,6 +27,7 @@ from raftmq.cli.main import EXIT_USAGE
 from raftmq.cli.nodes import leader_app, node_app
 from raftmq.cli.produce import produce
 from raftmq.cli.recover import recover
+from raftmq.cli.retries import dead_app, retry_app
 from raftmq.cli.topics import topic_app
 from raftmq.cli.transactions import txn_app
 from raftmq.cli.users import user_app
@@ -132,6 +133,8 @@ app.command(rich_help_panel="Records")(bench)
 app.command(rich_help_panel="Records")(export)
 app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
 app.add_typer(group_app, name="group", rich_help_panel="Administration")
+app.add_typer(retry_app, name="retry", rich_help_panel="Administration")
+app.add_typer(dead_app, name="dead", rich_help_panel="Administration")
 app.add_typer(txn_app, name="txn", rich_help_panel="Administration")
 app.add_typer(acl_app, name="acl", rich_help_panel="Administration")
 app.add_typer(user_app, name="user", rich_help_panel="Administration")

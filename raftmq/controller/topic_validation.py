@@ -28,7 +28,17 @@ from raftmq.metadata.commands import (
     PlannedMove,
     TopicCreation,
 )
-from raftmq.metadata.config_keys import DELIVERS_TO, invalid, split_list
+from raftmq.metadata.config_keys import (
+    DEAD_TO,
+    DELIVERS_TO,
+    RETRY_ATTEMPTS,
+    RETRY_FACTOR,
+    RETRY_MAX,
+    RETRY_MIN,
+    SET_AT_CREATION,
+    invalid,
+    split_list,
+)
 from raftmq.metadata.configs import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -133,8 +143,7 @@ def plan_topic(
     else:
         replicas = _automatic_assignment(image, load, new, settings)
     check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
-    if configs.get(DELIVERS_TO):
-        _check_delays(image, configs, configs[DELIVERS_TO], settings)
+    _check_delays(image, configs, settings)
     _check_room(load, replicas, settings)
     return TopicCreation(name=new.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
@@ -312,11 +321,11 @@ def plan_configs(
         values = apply_operations(TOPIC_KEYS, start, rows, effective)
         factor = min(len(partition.replicas) for partition in topic.partitions)
         check_topic_configs(values, replication_factor=factor)
-        target = values.get(DELIVERS_TO, "")
-        if target != present.get(DELIVERS_TO, ""):
-            raise _bad_delays(target, "set when the topic is created")
-        if target:
-            _check_policy(values, target)
+        for key in SET_AT_CREATION:
+            if values.get(key, "") != present.get(key, ""):
+                raise invalid(key, values.get(key, ""), "set when the topic is created")
+        if values.get(DELIVERS_TO):
+            _check_policy(values, values[DELIVERS_TO])
         return _change("topic", resource.resource_name, present, values)
     if resource.resource_type != BROKER_RESOURCE:
         raise KafkaError(
@@ -356,41 +365,51 @@ def _broker_name(image: MetadataImage, name: str) -> str:
     return str(node_id)
 
 
-def _check_delays(
-    image: MetadataImage, configs: Mapping[str, str], target: str, settings: Settings
+def _check_delays(image: MetadataImage, configs: Mapping[str, str], settings: Settings) -> None:
+    """Refuse a delay or retry topic that could not deliver what it takes."""
+    target, dead = configs.get(DELIVERS_TO, ""), configs.get(DEAD_TO, "")
+    if dead and (not target or target == dead):
+        raise invalid(DEAD_TO, dead, f"a retry topic has another topic as its {DELIVERS_TO}")
+    for key in (RETRY_ATTEMPTS, RETRY_MIN, RETRY_MAX, RETRY_FACTOR):
+        if key in configs and not dead:
+            raise invalid(key, configs[key], f"a retry topic has a {DEAD_TO}")
+    if target:
+        _check_policy(configs, target)
+        _check_target(image, configs, DELIVERS_TO, settings)
+    if dead:
+        _check_target(image, configs, DEAD_TO, settings)
+
+
+def _check_target(
+    image: MetadataImage, configs: Mapping[str, str], key: str, settings: Settings
 ) -> None:
-    """Refuse a delay topic that could not deliver what it takes."""
+    target = configs[key]
     if image.level < LEVEL_OF_DELAYS:
         why = write_error("a delay topic", LEVEL_OF_DELAYS, image)
         raise KafkaError(why, code=ErrorCode.UNSUPPORTED_VERSION)
     if target in image.views:
-        raise _bad_delays(target, "that is a view, which nobody writes to")
+        raise invalid(key, target, "that is a view, which nobody writes to")
     if target in INTERNAL_TOPICS or target == METADATA_TOPIC:
-        raise _bad_delays(target, "that is an internal topic")
+        raise invalid(key, target, "that is an internal topic")
     topic = image.topics.get(target)
     if topic is None:
-        raise _bad_delays(target, "there is no such topic")
+        raise invalid(key, target, "there is no such topic")
     if topic.configs.get(DELIVERS_TO):
-        raise _bad_delays(target, "that is a delay topic itself")
-    _check_policy(configs, target)
+        raise invalid(key, target, "that is a delay topic itself")
     size = "max.message.bytes"
     own = configs.get(size) or _in_force(image, settings, "")[size]
     theirs = _in_force(image, settings, topic.name)[size]
     if int(own) > int(theirs):
-        raise _bad_delays(target, f"its {size} is {theirs}, less than {own} here")
+        raise invalid(key, target, f"its {size} is {theirs}, less than {own} here")
 
 
 def _check_policy(configs: Mapping[str, str], target: str) -> None:
     if "compact" in split_list(configs.get("cleanup.policy", "")):
-        raise _bad_delays(target, "a delay topic cannot be compacted")
+        raise invalid(DELIVERS_TO, target, "a delay topic cannot be compacted")
 
 
 def _in_force(image: MetadataImage, settings: Settings, topic: str) -> dict[str, str]:
     return effective_topic_configs(image, topic, settings.node_id, settings.static)
-
-
-def _bad_delays(value: str, why: str) -> KafkaError:
-    return invalid(DELIVERS_TO, value, why)
 
 
 def _bad_name(why: str) -> KafkaError:

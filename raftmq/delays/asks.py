@@ -6,9 +6,11 @@
 | `deliver-after` | milliseconds, or numbers with units: `90s`, `1h30m`; from the leader's append |
 | `deliver-mode` | `add` (the default), or `replace`: cancels by key, then is pending itself |
 
-Without any of them a record is due at once. Whatever begins with `deliver-` and is not understood
-is refused: a typing error would else be delivered at once. A cancellation needs a key; a record
-without a value is a record like any other.
+Without any of them a record is due at once; in a retry topic (`RetryPolicy`) after a back-off that
+grows with `raftmq-attempt`, which says how often the record was tried: delivery counts it up, and
+after the last attempt the record is *dead*, and goes at once to another topic. Whatever begins with
+`deliver-` and is not understood is refused: a typing error would else be delivered at once. A
+cancellation needs a key; a record without a value is a record like any other.
 
 Invariant: no record is due before its append, so that due times and append times are one order.
 """
@@ -34,6 +36,9 @@ MODE: Final = "deliver-mode"
 NEVER: Final = "never"
 CREATED: Final = "raftmq-created-at"
 SOURCE: Final = "raftmq-delayed-at"
+ATTEMPT: Final = "raftmq-attempt"
+ATTEMPTS_MAX: Final = 1_000
+"""So many may a retry topic allow: back-offs are found by counting up to there."""
 VALUE_BYTES_MAX: Final = 64
 DELAY_MAX_MS: Final = 30 * 86_400_000
 ADDED_BYTES_MAX: Final = 512
@@ -42,6 +47,7 @@ ADDED_BYTES_MAX: Final = 512
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_ATTEMPT: Final = re.compile(r"[1-9][0-9]{0,5}")
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 _PART: Final = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)")
 _PARTS: Final = re.compile(r"(?:[0-9]{1,15}(?:ms|s|m|h|d))+")
@@ -55,16 +61,50 @@ class Kind(Enum):
     CANCEL = "cancel"
 
 
+@frozen(slots=True, kw_only=True)
+class RetryPolicy:
+    """How a retry topic lets records be tried again. It never changes in the life of a topic: what
+    is pending is ordered by it, and a cursor may have passed what another policy would order later.
+
+    Attributes:
+        attempts: after so many in all, the first one included, a record is dead.
+        factor_percent: each back-off is so much of the one before it, in whole milliseconds.
+    """
+
+    attempts: int
+    min_ms: int
+    max_ms: int
+    factor_percent: int
+
+    def back_off_ms(self, attempt: int) -> int:
+        """How long a record waits at least that was tried so often: whole numbers alone, since
+        leaders have to find the same."""
+        assert 0 < attempt < ATTEMPTS_MAX, "others are dead"
+        back_off_ms = min(self.min_ms, self.max_ms)
+        for _ in range(attempt - 1 if self.factor_percent > 100 else 0):
+            back_off_ms = min(self.max_ms, -(-back_off_ms * self.factor_percent // 100))
+            if back_off_ms == self.max_ms:
+                break
+        return back_off_ms
+
+
 @frozen(slots=True)
 class Ask:
-    """What one record asks for: `due_ms` is not before its append."""
+    """What one record asks for: `due_ms` is not before its append. `attempt` is how often it was
+    tried, 0 where the topic counts nothing; a dead record goes elsewhere."""
 
     kind: Kind
     due_ms: int
+    attempt: int = 0
+    is_dead: bool = False
 
 
 def read_ask(
-    key: bytes | None, headers: Headers, appended_ms: int, delay_max_ms: int = DELAY_MAX_MS
+    key: bytes | None,
+    headers: Headers,
+    appended_ms: int,
+    delay_max_ms: int = DELAY_MAX_MS,
+    retry: RetryPolicy | None = None,
 ) -> Ask:
     """What a record asks for that is appended at that time.
 
@@ -77,8 +117,40 @@ def read_ask(
             if name in found:
                 raise InvalidRecordError(f"{name} is there twice")
             found[name] = _text(name, content)
-    if not found:
-        return Ask(Kind.ADD, appended_ms)
+    ask = Ask(Kind.ADD, appended_ms)
+    if found:
+        ask = _read_delay(key, found, appended_ms, delay_max_ms)
+    if retry is None or ask.kind is Kind.CANCEL:
+        return ask
+    return _retried(ask, read_attempt(headers), appended_ms, retry)
+
+
+def _retried(ask: Ask, attempt: int, appended_ms: int, retry: RetryPolicy) -> Ask:
+    """The same in a retry topic, where nothing comes back sooner than its back-off."""
+    if attempt >= retry.attempts:
+        return Ask(ask.kind, appended_ms, attempt, is_dead=True)
+    due_ms = max(ask.due_ms, appended_ms + retry.back_off_ms(attempt))
+    return Ask(ask.kind, due_ms, attempt)
+
+
+def read_attempt(headers: Headers) -> int:
+    """How often a record was tried before it came to a retry topic: as its header says, else once.
+
+    Raises:
+        InvalidRecordError: the header is no such number, or there are two.
+    """
+    told = [content for name, content in headers if name == ATTEMPT]
+    if not told:
+        return 1
+    text = "" if len(told) > 1 else _text(ATTEMPT, told[0])
+    if not _ATTEMPT.fullmatch(text):
+        raise InvalidRecordError(f"{ATTEMPT} is one number, 1 to 999999")
+    return int(text)
+
+
+def _read_delay(
+    key: bytes | None, found: dict[str, str], appended_ms: int, delay_max_ms: int
+) -> Ask:
     unknown = [name for name in found if name not in (AT, AFTER, MODE)]
     if unknown:
         raise InvalidRecordError(f"there is no header {unknown[0][:VALUE_BYTES_MAX]!r}")
@@ -149,13 +221,21 @@ def key_digest(key: bytes) -> bytes:
     return blake2b(key, digest_size=16).digest()
 
 
-def delivered(record: Record, created_ms: int, source: str) -> NewRecord:
-    """A record as it is delivered; `source` says where it waited."""
+def delivered(record: Record, created_ms: int, source: str, attempt: int = 0) -> NewRecord:
+    """A record as it is delivered; `source` says where it waited, `attempt` which one comes, of a
+    dead record which was the last (0: none is counted)."""
     kept = [
         (name, content)
         for name, content in record.headers
-        if not name.startswith(PREFIX) and name not in (CREATED, SOURCE)
+        if not name.startswith(PREFIX) and not _is_own(name, attempt)
     ]
     kept.append((CREATED, str(created_ms).encode()))
     kept.append((SOURCE, source.encode()))
+    if attempt:
+        kept.append((ATTEMPT, str(attempt).encode()))
     return NewRecord(record.key, record.value, None, kept)
+
+
+def _is_own(name: str, attempt: int) -> bool:
+    """True for headers that delivery replaces."""
+    return name in (CREATED, SOURCE) or (attempt > 0 and name == ATTEMPT)

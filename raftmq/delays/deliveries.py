@@ -9,7 +9,13 @@ and the same number of records. The next note is written when the batch is known
 So the notes are the one order of what happened: a note that was cut off with its leader's log sent
 nothing; a cancellation that was acknowledged stands before every note of what is due later.
 
+A note of no offsets says that all before it was taken: it stands in for one that retention would
+have to keep, where a lane has not delivered for long.
+
 Another target (the topic was made again, or has more partitions) begins a new epoch at sequence 0.
+
+The dead records of a retry topic go in a `Lane` of their own, with notes and a cursor of their own:
+a target that takes nothing holds up its own lane alone, and epochs do not count up to and fro.
 
 Layout of a note's value: version uint8, target's topic id 16 bytes, partition int32, epoch int16,
 sequence int32, time of delivery int64, cursor (due int64, offset int64), count uint32, then as many
@@ -24,16 +30,17 @@ from hashlib import sha256
 from typing import Final
 from uuid import UUID
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from raftmq.codec import OUTPUT_MAX, decompress
-from raftmq.delays.asks import Ask, Kind, delivered, key_digest, read_ask
+from raftmq.delays.asks import Ask, Kind, RetryPolicy, delivered, key_digest, read_ask
 from raftmq.delays.pending import Place, Row
 from raftmq.errors import AheadError, CorruptBatchError
 from raftmq.records import (
     HEADER_SIZE,
     OWN_PRODUCER_ID_MIN,
     SEQUENCE_MODULUS,
+    BatchHeader,
     InvalidRecordError,
     NewRecord,
     Record,
@@ -47,6 +54,8 @@ from raftmq.types import Buffer, RaftGroupId, TopicId
 
 NOTE_PRODUCER_ID: Final = OWN_PRODUCER_ID_MIN
 """Notes in a delay partition have this producer id, so its table knows where the last one is."""
+NOTE_OF_DEAD_PRODUCER_ID: Final = NOTE_PRODUCER_ID + 1
+"""And so have those of dead records. A delay topic is nobody's target, so no delivery has it."""
 NOTE_KEY: Final = b"raftmq-delivery"
 RECORDS_MAX: Final = 100
 """Records of one delivery."""
@@ -60,6 +69,23 @@ _OFFSET: Final = struct.Struct(">q")
 _GROUP: Final = struct.Struct(">16siq")
 
 
+@frozen(slots=True)
+class Lane:
+    """Those records of a delay partition that go together: to its target, or the dead ones of a
+    retry topic."""
+
+    retry: RetryPolicy | None = None
+    is_dead: bool = False
+
+    @property
+    def note_producer_id(self) -> int:
+        """The producer id of its notes."""
+        return NOTE_OF_DEAD_PRODUCER_ID if self.is_dead else NOTE_PRODUCER_ID
+
+
+ORDINARY: Final = Lane()
+
+
 class NewerNoteError(CorruptBatchError, AheadError):
     """A note that a newer raftmq wrote."""
 
@@ -71,7 +97,7 @@ class Delivery:
     Attributes:
         at_ms: the time of the records when delivered.
         cursor: all that is pending up to there is done with.
-        offsets: of the records, in the order in which they are delivered.
+        offsets: of the records, in the order in which they are delivered; none where nothing is.
     """
 
     topic_id: TopicId
@@ -118,7 +144,7 @@ class Delivery:
             offsets = tuple(row[0] for row in _OFFSET.iter_unpack(rest))
         except struct.error as error:
             raise CorruptBatchError("a note of another size") from error
-        if len(offsets) != count or not count:
+        if len(offsets) != count:
             raise CorruptBatchError(f"a note of {count} offsets that has {len(offsets)}")
         return cls(
             topic_id=TopicId(UUID(bytes=topic)),
@@ -156,6 +182,11 @@ def plan(
     )
 
 
+def nothing_after(before: Delivery) -> Delivery:
+    """What says that a delivery was taken."""
+    return evolve(before, sequence=before.next_sequence, offsets=())
+
+
 def producer_id_of(source: RaftGroupId) -> int:
     """The producer id under which a delay partition delivers; that of one made again is another."""
     head = _GROUP.pack(source.topic_id.bytes, source.partition, source.creation_epoch)
@@ -163,12 +194,14 @@ def producer_id_of(source: RaftGroupId) -> int:
     return OWN_PRODUCER_ID_MIN + 1 + number % (OWN_PRODUCER_ID_MIN - 1)
 
 
-def note_batch(delivery: Delivery, number: int, timestamp_ms: int) -> bytearray:
+def note_batch(
+    delivery: Delivery, number: int, timestamp_ms: int, lane: Lane = ORDINARY
+) -> bytearray:
     """The note as a batch of the delay partition's log; `number` is its sequence there."""
     return build_batch(
         [NewRecord(NOTE_KEY, delivery.encode())],
         timestamp=timestamp_ms,
-        producer_id=NOTE_PRODUCER_ID,
+        producer_id=lane.note_producer_id,
         producer_epoch=0,
         base_sequence=number,
     )
@@ -181,21 +214,34 @@ def read_note(batch: Buffer) -> Delivery:
         CorruptBatchError: it notes none.
     """
     header = parse_header(batch)
-    if header.producer_id != NOTE_PRODUCER_ID:
+    if not _is_note(header):
         raise CorruptBatchError("no note of a delivery")
     for record in read_records(batch):
         return Delivery.decode(record.value or b"")
     raise CorruptBatchError("a note without a record")
 
 
+def _is_note(header: BatchHeader) -> bool:
+    return header.producer_id in (NOTE_PRODUCER_ID, NOTE_OF_DEAD_PRODUCER_ID)
+
+
 def delivered_batch(
-    delivery: Delivery, records: Sequence[tuple[Record, int]], source: RaftGroupId, name: str
+    delivery: Delivery,
+    records: Sequence[tuple[Record, int]],
+    source: RaftGroupId,
+    name: str,
+    lane: Lane = ORDINARY,
 ) -> bytearray:
     """The batch that is sent to the target: of each record with its creation time, in order."""
     assert [record.offset for record, _ in records] == list(delivery.offsets)
     return build_batch(
         [
-            delivered(record, created_ms, f"{name}/{source.partition}/{record.offset}")
+            delivered(
+                record,
+                created_ms,
+                f"{name}/{source.partition}/{record.offset}",
+                _attempt_to_tell(record, lane),
+            )
             for record, created_ms in records
         ],
         timestamp=delivery.at_ms,
@@ -205,24 +251,36 @@ def delivered_batch(
     )
 
 
-def rows_of(batch: Buffer, start: int) -> Iterator[Row]:
-    """What the records of one stored batch ask for, from offset `start` on; nothing of a note."""
+def _attempt_to_tell(record: Record, lane: Lane) -> int:
+    """Which attempt it is that a record is delivered for; of a dead one, which was the last."""
+    if lane.retry is None:
+        return 0
+    attempt = _ask_of(record, lane).attempt
+    return attempt if lane.is_dead else attempt + 1
+
+
+def rows_of(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Row]:
+    """What the records of one stored batch ask for in a lane, from offset `start` on; nothing of a
+    note. A record of the other lane only cancels here."""
     header = parse_header(batch)
-    if header.producer_id == NOTE_PRODUCER_ID:
+    if _is_note(header):
         return
     for record in read_records(batch):
         if record.offset < start:
             continue
-        ask = _ask_of(record)
+        ask = _ask_of(record, lane)
         key = None if record.key is None else key_digest(record.key)
-        yield Row(record.offset, ask.due_ms, ask.kind, key)
+        if ask.kind is Kind.CANCEL or ask.is_dead == lane.is_dead:
+            yield Row(record.offset, ask.due_ms, ask.kind, key)
+        elif ask.kind is Kind.REPLACE:
+            yield Row(record.offset, ask.due_ms, Kind.CANCEL, key)
 
 
-def _ask_of(record: Record) -> Ask:
+def _ask_of(record: Record, lane: Lane) -> Ask:
     """What a stored record asks for. It was looked at when it was produced; should it be read
     otherwise now, it is due at once rather than lost."""
     try:
-        return read_ask(record.key, record.headers, record.timestamp, 1 << 62)
+        return read_ask(record.key, record.headers, record.timestamp, 1 << 62, lane.retry)
     except InvalidRecordError:
         return Ask(Kind.ADD, record.timestamp)
 

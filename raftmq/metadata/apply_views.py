@@ -35,7 +35,7 @@ from raftmq.metadata.commands import (
     SealReport,
     ShrinkTopic,
 )
-from raftmq.metadata.config_keys import DELIVERS_TO
+from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.metadata.image import (
     EPOCH_ROOM,
     LEVEL_OF_DELAYS,
@@ -126,7 +126,7 @@ def delays_error(image: MetadataImage, topic: TopicImage) -> Rejection | None:
             f"partition would never come to {target}",
         )
     for name, other in image.topics.items():
-        if other.configs.get(DELIVERS_TO) == topic.name:
+        if topic.name in (other.configs.get(DELIVERS_TO), other.configs.get(DEAD_TO)):
             return Rejection(
                 ErrorCode.INVALID_REQUEST,
                 f"the delay topic {name} delivers in {topic.name}, which therefore does not shrink",

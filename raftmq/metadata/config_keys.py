@@ -197,6 +197,20 @@ FOREVER: Final = str(LONG_MAX)
 CLOSING_QUIET: Final = "raftmq.closing.quiet.ms"
 DELIVERS_TO: Final = "raftmq.delivers.to"
 DELAY_MAX: Final = "raftmq.delay.max.ms"
+DEAD_TO: Final = "raftmq.dead.to"
+RETRY_ATTEMPTS: Final = "raftmq.retry.attempts"
+RETRY_MIN: Final = "raftmq.retry.min.ms"
+RETRY_MAX: Final = "raftmq.retry.max.ms"
+RETRY_FACTOR: Final = "raftmq.retry.factor"
+SET_AT_CREATION: Final = (
+    DELIVERS_TO,
+    DEAD_TO,
+    RETRY_ATTEMPTS,
+    RETRY_MIN,
+    RETRY_MAX,
+    RETRY_FACTOR,
+)
+"""What is pending is ordered by these, so they never change, nor may their defaults below."""
 COMPRESSIONS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 _B, _S, _I, _L, _D, _LIST = (
@@ -397,6 +411,14 @@ TOPIC_KEYS: Final = check_all(
             integer(0),
         ),
         ConfigKey(
+            DEAD_TO,
+            _S,
+            "",
+            "Makes a retry topic of a delay topic: a record that was tried "
+            "raftmq.retry.attempts times comes to this topic. Set when the topic is created.",
+            string,
+        ),
+        ConfigKey(
             DELAY_MAX,
             _L,
             "2592000000",
@@ -410,6 +432,38 @@ TOPIC_KEYS: Final = check_all(
             "Makes a delay topic: its records are delivered in this topic when they are due, as "
             "their headers deliver-at and deliver-after say. Set when the topic is created.",
             string,
+        ),
+        ConfigKey(
+            RETRY_ATTEMPTS,
+            _I,
+            "8",
+            "Of a retry topic: so often is a record tried, the first time included. Set when the "
+            "topic is created.",
+            integer(1, 1_000),
+        ),
+        ConfigKey(
+            RETRY_FACTOR,
+            _D,
+            "2",
+            "Of a retry topic: each wait is so many times the one before it; of its digits two "
+            "after the point count. Set when the topic is created.",
+            double(1, 1_000),
+        ),
+        ConfigKey(
+            RETRY_MAX,
+            _L,
+            "600000",
+            "Of a retry topic: the longest wait that grows by itself. Set when the topic is "
+            "created.",
+            long(1, 1 << 50),
+        ),
+        ConfigKey(
+            RETRY_MIN,
+            _L,
+            "1000",
+            "Of a retry topic: the first wait; no record comes back sooner. Set when the topic is "
+            "created.",
+            long(1, 1 << 50),
         ),
         ConfigKey(
             "raftmq.produce.check",

@@ -18,18 +18,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from attrs import define, field
 
 from raftmq.controller.control_plane import ControlPlane
 from raftmq.delays.deliveries import (
     BYTES_MAX,
-    NOTE_PRODUCER_ID,
+    ORDINARY,
     RECORDS_MAX,
     Delivery,
+    Lane,
     delivered_batch,
     note_batch,
+    nothing_after,
     plan,
     read_note,
     record_at,
@@ -52,11 +54,14 @@ from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId
 
 logger = structlog.get_logger("raftmq.delays")
 
+LaneKey: TypeAlias = tuple[RaftGroupId, bool]
+
 WORKERS: Final = 8
 READ_BYTES: Final = 64 << 10
 """Of the log at once: some milliseconds of a thread."""
 READ_TURN: Final = 25
 """Records that are looked up in one turn of the loop."""
+NOTE_AGAIN_OFFSETS: Final = 2_000
 SEND_TIMEOUT_MS: Final = 2_000
 RETRY_MS: Final = 100.0
 RETRY_MS_MAX: Final = 2_000.0
@@ -66,7 +71,7 @@ LOOK_MS_MAX: Final = 1_000.0
 
 @define(eq=False, slots=True)
 class Led:
-    """A delay partition under one leadership of this node.
+    """A lane of a delay partition under one leadership of this node.
 
     Attributes:
         pending: None: the last note is still to be found.
@@ -81,6 +86,7 @@ class Led:
 
     partition: Partition
     epoch: LeaderEpoch
+    lane: Lane = ORDINARY
     pending: Pending | None = None
     read_end: Offset = Offset(0)
     before: Delivery | None = None
@@ -106,11 +112,29 @@ class Led:
         """True while this leadership lasts."""
         return self.partition.is_leader and self.partition.leader_epoch == self.epoch
 
+    @property
+    def key(self) -> LaneKey:
+        """What names it among those of its node."""
+        return self.partition.group, self.lane.is_dead
+
+    @property
+    def target(self) -> str:
+        """The topic that it delivers to."""
+        settings = self.partition.settings
+        return settings.dead_to if self.lane.is_dead else settings.delivers_to
+
+
+def lanes_of(partition: Partition) -> list[Lane]:
+    """The lanes of a delay partition: two of a retry topic's, else one."""
+    retry = partition.settings.retry
+    return [ORDINARY] if retry is None else [Lane(retry), Lane(retry, is_dead=True)]
+
 
 class Delays:
     """The delay partitions that this node leads.
 
     Attributes:
+        note_again_offsets: so far back may a note be before another one stands in for it.
         delivered_count: records that targets have taken.
         sends_failed_count: batches that they had not, at the first or a later attempt.
     """
@@ -133,9 +157,10 @@ class Delays:
         self._now_ms = agreed.reached_ms
         self._touch = touch
         self._find = find
-        self._led: dict[RaftGroupId, Led] = {}
+        self._led: dict[LaneKey, Led] = {}
         self._queue: deque[Led] = deque()
         self._news: Promise[None] = Promise()
+        self.note_again_offsets = NOTE_AGAIN_OFFSETS
         self.delivered_count = 0
         self.sends_failed_count = 0
 
@@ -143,16 +168,19 @@ class Delays:
 
     def led(self, partition: Partition) -> None:
         """This node leads a partition; called again and again."""
-        if not partition.settings.delivers_to:
-            return
-        known = self._led.get(partition.group)
+        if partition.settings.delivers_to:
+            for lane in lanes_of(partition):
+                self._lead(partition, lane)
+
+    def _lead(self, partition: Partition, lane: Lane) -> None:
+        led = Led(partition, partition.leader_epoch, lane)
+        known = self._led.get(led.key)
         if known is not None:
             if known.epoch == partition.leader_epoch and known.partition is partition:
                 return
             known.partition.fetches.unpark(known)
-        led = Led(partition, partition.leader_epoch)
         led.wake = partial(self._wake, led)
-        self._led[partition.group] = led
+        self._led[led.key] = led
         partition.fetches.park(led)
         self._wake(led)
 
@@ -174,7 +202,12 @@ class Delays:
 
     def kept_from(self, partition: Partition) -> Offset | None:
         """The first offset that retention has to leave; None: not known yet, nothing may go."""
-        led = self._led.get(partition.group)
+        needed = [self._needed_from(partition, lane) for lane in lanes_of(partition)]
+        known = [offset for offset in needed if offset is not None]
+        return min(known) if len(known) == len(needed) else None
+
+    def _needed_from(self, partition: Partition, lane: Lane) -> Offset | None:
+        led = self._led.get((partition.group, lane.is_dead))
         if led is None or not led.is_current or led.pending is None:
             return None
         needed = [led.read_end, *(o for o in (led.pending.first_offset,) if o is not None)]
@@ -182,7 +215,7 @@ class Delays:
             needed.append(Offset(led.note_offset))
         if led.before is not None:
             # A later leader sends it again, since nothing in the log says that it arrived.
-            needed.append(Offset(min(led.before.offsets)))
+            needed += map(Offset, led.before.offsets)
         return Offset(min(needed))
 
     def take(self, topic_id: TopicId, index: int, batch: bytes) -> Promise[ErrorCode]:
@@ -251,11 +284,11 @@ class Delays:
 
     async def _step(self, led: Led) -> float | None:
         """Do what comes next; when to look again in milliseconds, None: never."""
-        if self._led.get(led.partition.group) is not led:
+        if self._led.get(led.key) is not led:
             return None
         if not led.is_current:
             led.partition.fetches.unpark(led)
-            del self._led[led.partition.group]
+            del self._led[led.key]
             return None
         if not self._agreed.is_sure:
             # Clocks come with the replies to heartbeats, and a quiescent group has none.
@@ -277,7 +310,7 @@ class Delays:
 
     async def _find_note(self, led: Led) -> float:
         partition = led.partition
-        known = partition.producers.get(NOTE_PRODUCER_ID)
+        known = partition.producers.get(led.lane.note_producer_id)
         cursor = FIRST
         if known is not None:
             offset = known.batches[-1].base_offset
@@ -289,7 +322,7 @@ class Delays:
             data = await self._tasks.in_thread(partial(_bytes_of, spans[0]))
             led.before, led.note_offset = read_note(data), offset
             led.number = (known.last_sequence + 1) % SEQUENCE_MODULUS
-            led.is_owed, led.batch = True, None
+            led.is_owed, led.batch = bool(led.before.offsets), None
             cursor = led.before.cursor
         self._read_anew(led, cursor)
         return 0
@@ -311,7 +344,7 @@ class Delays:
                     return False
                 led.read_end = end
             for span in spans:
-                rows = await self._tasks.in_thread(partial(_rows_in, span, led.read_end))
+                rows = await self._tasks.in_thread(partial(_rows_in, span, led.read_end, led.lane))
                 for row in rows:
                     pending.read(row)
                 led.read_end = Offset(span.end_offset)
@@ -326,8 +359,10 @@ class Delays:
         places = pending.due(at_ms, RECORDS_MAX)
         if not places:
             led.late_ms = 0
+            if led.before is not None and led.read_end - led.note_offset > self.note_again_offsets:
+                return await self._note_nothing(led, led.before)
             return self._rest(led, now_ms)
-        topic = self._target(partition.settings.delivers_to)
+        topic = self._target(led.target)
         records = _fitting(await self._records(led, [place.offset for place in places]))
         places = places[: len(records)]
         stamp_ms = self._now_ms()
@@ -339,13 +374,25 @@ class Delays:
         index = partition.index % len(topic.partitions)
         delivery = plan(led.before, topic.topic_id, index, places, max(now_ms, stamp_ms))
         stamp_ms = max(stamp_ms, places[-1].due_ms, partition.producers.greatest_timestamp)
-        note = note_batch(delivery, led.number, stamp_ms)
+        note = note_batch(delivery, led.number, stamp_ms, led.lane)
         if not await self._append_note(led, delivery, note):
             return RETRY_MS
         led.late_ms = max(0, now_ms - places[0].due_ms)
-        led.batch = delivered_batch(delivery, records, partition.group, partition.name.topic)
+        led.batch = _batch_of(led, delivery, records)
         pending.settle(delivery.cursor)
         return 0
+
+    async def _note_nothing(self, led: Led, before: Delivery) -> float:
+        """The last note is so old that retention would keep much for it alone: it gets a successor,
+        which says that what it noted was taken."""
+        stamp_ms = self._now_ms()
+        if stamp_ms is None or not led.is_current:
+            return RETRY_MS
+        settled = nothing_after(before)
+        greatest_ms = led.partition.producers.greatest_timestamp
+        stamp_ms = max(stamp_ms, before.cursor.due_ms, greatest_ms)
+        note = note_batch(settled, led.number, stamp_ms, led.lane)
+        return 0 if await self._append_note(led, settled, note) else RETRY_MS
 
     async def _append_note(self, led: Led, delivery: Delivery, note: bytearray) -> bool:
         """Commit a note; False where that is not known: the log says it, later."""
@@ -357,7 +404,7 @@ class Delays:
         if result.code is not ErrorCode.NONE or not led.is_current:
             led.pending = None
             return False
-        led.before, led.is_owed = delivery, True
+        led.before, led.is_owed = delivery, bool(delivery.offsets)
         led.note_offset, led.number = result.base_offset, (led.number + 1) % SEQUENCE_MODULUS
         return True
 
@@ -397,7 +444,7 @@ class Delays:
 
     async def _send(self, led: Led) -> float:
         """Send what was noted last, once; 0 when it was taken."""
-        delivery, partition = led.before, led.partition
+        delivery = led.before
         assert delivery is not None, "something is owed"
         if not self._exists(delivery):
             await self._tasks.wait(self._engine.read_barrier(timeout_ms=SEND_TIMEOUT_MS))
@@ -405,7 +452,7 @@ class Delays:
                 return await self._note_again(led, delivery)
         if led.batch is None:
             records = await self._records(led, list(delivery.offsets))
-            led.batch = delivered_batch(delivery, records, partition.group, partition.name.topic)
+            led.batch = _batch_of(led, delivery, records)
         code = await self._tasks.wait(self._push(delivery, bytes(led.batch)))
         if code is not ErrorCode.NONE:
             self.sends_failed_count += 1
@@ -421,7 +468,7 @@ class Delays:
     async def _note_again(self, led: Led, delivery: Delivery) -> float:
         """The target is gone, with what it was given: note the same for the one of its name."""
         partition = led.partition
-        topic = self._target(partition.settings.delivers_to)
+        topic = self._target(led.target)
         stamp_ms = self._now_ms()
         if stamp_ms is None or not led.is_current:
             return RETRY_MS
@@ -430,7 +477,7 @@ class Delays:
         again = plan(delivery, topic.topic_id, index, places, stamp_ms)
         stamp_ms = max(stamp_ms, delivery.cursor.due_ms, partition.producers.greatest_timestamp)
         led.batch = None
-        await self._append_note(led, again, note_batch(again, led.number, stamp_ms))
+        await self._append_note(led, again, note_batch(again, led.number, stamp_ms, led.lane))
         return 0
 
     def _push(self, delivery: Delivery, batch: bytes) -> Promise[ErrorCode]:
@@ -485,9 +532,15 @@ def _bytes_of(span: FileSpan) -> bytes:
     return span.file.pread(span.size, span.position)
 
 
-def _rows_in(span: FileSpan, start: int) -> list[Row]:
+def _rows_in(span: FileSpan, start: int, lane: Lane) -> list[Row]:
     """What the records of a span ask for."""
-    return [row for _, batch in split_batches(_bytes_of(span)) for row in rows_of(batch, start)]
+    batches = split_batches(_bytes_of(span))
+    return [row for _, batch in batches for row in rows_of(batch, start, lane)]
+
+
+def _batch_of(led: Led, delivery: Delivery, records: list[tuple[Record, int]]) -> bytearray:
+    partition = led.partition
+    return delivered_batch(delivery, records, partition.group, partition.name.topic, led.lane)
 
 
 def _records_in(wanted: list[tuple[FileSpan, int]]) -> list[tuple[Record, int]]:

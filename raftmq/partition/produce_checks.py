@@ -230,7 +230,7 @@ def _check_asks(
         size = len(record.key or b"") + len(record.value or b"") + ADDED_BYTES_MAX
         size += sum(len(name) + len(text or b"") + _PER_HEADER for name, text in record.headers)
         try:
-            read_ask(record.key, record.headers, now_ms, settings.delay_max_ms)
+            read_ask(record.key, record.headers, now_ms, settings.delay_max_ms, settings.retry)
             if size + HEADER_SIZE > settings.max_message_bytes:
                 raise InvalidRecordError("too large to be delivered")
         except InvalidRecordError as error:

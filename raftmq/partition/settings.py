@@ -9,8 +9,18 @@ from typing import Final
 from attrs import frozen
 
 from raftmq.codec import Codec
-from raftmq.delays.asks import DELAY_MAX_MS
-from raftmq.metadata.config_keys import DELAY_MAX, DELIVERS_TO, split_list
+from raftmq.delays.asks import DELAY_MAX_MS, RetryPolicy
+from raftmq.metadata.config_keys import (
+    DEAD_TO,
+    DELAY_MAX,
+    DELIVERS_TO,
+    RETRY_ATTEMPTS,
+    RETRY_FACTOR,
+    RETRY_MAX,
+    RETRY_MIN,
+    TOPIC_KEYS,
+    split_list,
+)
 from raftmq.records import CREATE_TIME, LOG_APPEND_TIME
 
 _CODECS: Final = {
@@ -48,6 +58,8 @@ class PartitionSettings:
     is_compacted: bool = False
     delivers_to: str = ""  # of a delay topic: the topic in which its records are delivered
     delay_max_ms: int = DELAY_MAX_MS
+    dead_to: str = ""  # of a retry topic: where what was tried in vain comes
+    retry: RetryPolicy | None = None
 
     @classmethod
     def from_configs(cls, configs: Mapping[str, str]) -> PartitionSettings:
@@ -79,7 +91,21 @@ class PartitionSettings:
             is_compacted="compact" in split_list(configs.get("cleanup.policy", "")),
             delivers_to=delivers_to,
             delay_max_ms=number(DELAY_MAX, default.delay_max_ms),
+            dead_to=configs.get(DEAD_TO, ""),
+            retry=_retry_policy(configs) if configs.get(DEAD_TO) else None,
         )
+
+
+def _retry_policy(configs: Mapping[str, str]) -> RetryPolicy:
+    def text(key: str) -> str:
+        return configs.get(key) or TOPIC_KEYS[key].default or ""
+
+    return RetryPolicy(
+        attempts=int(text(RETRY_ATTEMPTS)),
+        min_ms=int(text(RETRY_MIN)),
+        max_ms=int(text(RETRY_MAX)),
+        factor_percent=round(float(text(RETRY_FACTOR)) * 100),
+    )
 
 
 _DEFAULT: Final = PartitionSettings()

@@ -21,7 +21,12 @@ def image(level: int = LEVEL_OF_DELAYS) -> MetadataImage:
     machine = Machine()
     machine.register_all(1)
     machine.image = raised(machine.image, LEVEL_OF_VIEWS)
-    made = (creation("orders", 1, ONE), creation("later", 2, ONE), creation("big", 3, ONE, ONE))
+    made = (
+        creation("orders", 1, ONE),
+        creation("later", 2, ONE),
+        creation("big", 3, ONE, ONE),
+        creation("dead", 5, ONE),
+    )
     machine.apply(CreateTopics(topics=made))
     machine.apply(
         ShrinkTopic(
@@ -46,6 +51,12 @@ def test_a_delay_topic_is_made() -> None:
     assert plan(image(), raftmq_delivers_to="orders") == {"raftmq.delivers.to": "orders"}
 
 
+def test_a_retry_topic_is_made() -> None:
+    wanted = {"raftmq_delivers_to": "orders", "raftmq_dead_to": "dead"}
+    configs = plan(image(), **wanted, raftmq_retry_attempts="3", raftmq_retry_factor="1.5")
+    assert configs["raftmq.dead.to"] == "dead"
+
+
 @pytest.mark.parametrize(
     ("configs", "why"),
     [
@@ -55,6 +66,11 @@ def test_a_delay_topic_is_made() -> None:
         ({"raftmq_delivers_to": "__consumer_offsets"}, "internal topic"),
         ({"raftmq_delivers_to": METADATA_TOPIC}, "internal topic"),
         ({"raftmq_delivers_to": "later"}, "delay topic itself"),
+        ({"raftmq_dead_to": "dead"}, "another topic as its raftmq.delivers.to"),
+        ({"raftmq_delivers_to": "dead", "raftmq_dead_to": "dead"}, "another topic as its"),
+        ({"raftmq_delivers_to": "orders", "raftmq_dead_to": "later"}, "delay topic itself"),
+        ({"raftmq_delivers_to": "orders", "raftmq_dead_to": "nothing"}, "no such topic"),
+        ({"raftmq_delivers_to": "orders", "raftmq_retry_min_ms": "5"}, "has a raftmq.dead.to"),
         ({"raftmq_delivers_to": "orders", "cleanup_policy": "compact"}, "compacted"),
         ({"raftmq_delivers_to": "orders", "max_message_bytes": "2000000"}, "max.message.bytes"),
     ],
@@ -72,9 +88,22 @@ def test_below_the_level_there_are_none() -> None:
     assert plan(image(1)) == {}
 
 
-@pytest.mark.parametrize(("topic", "value"), [("orders", "later"), ("later", None)])
-def test_a_topic_does_not_become_one_nor_cease_to_be_one(topic: str, value: str | None) -> None:
-    operation = ConfigOperation("raftmq.delivers.to", 0 if value else 1, value)
+@pytest.mark.parametrize(
+    ("topic", "key", "value"),
+    [
+        ("orders", "raftmq.delivers.to", "later"),
+        ("later", "raftmq.delivers.to", None),
+        ("later", "raftmq.dead.to", "dead"),
+        ("later", "raftmq.retry.attempts", "3"),
+        ("later", "raftmq.retry.min.ms", "3"),
+        ("later", "raftmq.retry.max.ms", "3"),
+        ("later", "raftmq.retry.factor", "3"),
+    ],
+)
+def test_a_topic_neither_becomes_one_nor_another_one(
+    topic: str, key: str, value: str | None
+) -> None:
+    operation = ConfigOperation(key, 0 if value else 1, value)
     resource = ConfigResource(resource_type=2, resource_name=topic, operations=(operation,))
     with pytest.raises(KafkaError, match="when the topic is created"):
         plan_configs(image(), resource, SETTINGS)

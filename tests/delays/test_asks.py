@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from raftmq.delays.asks import (
     ADDED_BYTES_MAX,
+    ATTEMPT,
     CREATED,
     DELAY_MAX_MS,
     SOURCE,
     Ask,
     Kind,
+    RetryPolicy,
     delivered,
     key_digest,
     read_ask,
@@ -120,6 +122,11 @@ def test_a_delivered_record_is_the_original(
 ) -> None:
     headers = (("a", b"1"), ("deliver-after", b"1s"), (CREATED, b"old"), ("a", None))
     source = f"{'t' * 249}/9999/{1 << 62}"
+    for attempt in (0, 1_000):
+        record = delivered(Record(7, 5, key, value, headers), created_ms, source, attempt)
+        bare = NewRecord(key, value, None, [("a", b"1"), ("a", None)])
+        added = len(encode_record(record, 0, 0)) - len(encode_record(bare, 0, 0))
+        assert added <= ADDED_BYTES_MAX
     record = delivered(Record(7, 5, key, value, headers), created_ms, source)
     assert (record.key, record.value) == (key, value)
     assert record.headers == [
@@ -128,11 +135,65 @@ def test_a_delivered_record_is_the_original(
         (CREATED, str(created_ms).encode()),
         (SOURCE, source.encode()),
     ]
-    bare = NewRecord(key, value, None, [("a", b"1"), ("a", None)])
-    added = len(encode_record(record, 0, 0)) - len(encode_record(bare, 0, 0))
-    assert added <= ADDED_BYTES_MAX
 
 
 def test_keys_are_told_apart() -> None:
     assert len({key_digest(bytes([n])) for n in range(256)}) == 256
     assert len(key_digest(b"x" * 1_000_000)) == 16
+
+
+RETRY = RetryPolicy(attempts=5, min_ms=1_000, max_ms=3_000, factor_percent=150)
+
+
+def retried(*headers: tuple[str, bytes], key: bytes | None = b"k") -> Ask:
+    return read_ask(key, headers, NOW, retry=RETRY)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "due_ms"), [(None, 1_000), (1, 1_000), (2, 1_500), (3, 2_250), (4, 3_000)]
+)
+def test_the_wait_grows_with_each_attempt(attempt: int | None, due_ms: int) -> None:
+    told = [] if attempt is None else [(ATTEMPT, b"%d" % attempt)]
+    assert retried(*told, key=None) == Ask(Kind.ADD, NOW + due_ms, attempt or 1)
+
+
+@pytest.mark.parametrize("attempt", [5, 6, 999_999])
+def test_after_the_last_attempt_a_record_is_dead_at_once(attempt: int) -> None:
+    told = (ATTEMPT, b"%d" % attempt)
+    assert retried(told) == Ask(Kind.ADD, NOW, attempt, is_dead=True)
+    assert retried(told, ("deliver-after", b"1h")) == Ask(Kind.ADD, NOW, attempt, is_dead=True)
+    assert retried(told, ("deliver-at", b"never")).kind is Kind.CANCEL
+
+
+def test_who_retries_may_ask_for_a_longer_wait_and_not_for_a_shorter_one() -> None:
+    assert retried(("deliver-after", b"1h")).due_ms == NOW + 3_600_000
+    assert retried(("deliver-after", b"0")).due_ms == NOW + 1_000
+    assert retried(("deliver-at", b"0")).due_ms == NOW + 1_000
+
+
+@pytest.mark.parametrize("text", [b"0", b"-1", b"1000000", b"two", b""])
+def test_an_attempt_that_is_no_number_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidRecordError, match="raftmq-attempt is one number"):
+        retried((ATTEMPT, text))
+    assert ask((ATTEMPT, text)) == Ask(Kind.ADD, NOW), "where nothing is counted it says nothing"
+
+
+def test_two_attempts_are_refused() -> None:
+    with pytest.raises(InvalidRecordError):
+        retried((ATTEMPT, b"1"), (ATTEMPT, b"2"))
+
+
+@given(
+    st.builds(
+        RetryPolicy,
+        attempts=st.just(1_000),
+        min_ms=st.integers(1, 1 << 50),
+        max_ms=st.integers(1, 1 << 50),
+        factor_percent=st.integers(100, 100_000),
+    ),
+    st.integers(1, 998),
+)
+def test_waits_never_fall_and_have_a_limit(policy: RetryPolicy, attempt: int) -> None:
+    first, second = policy.back_off_ms(attempt), policy.back_off_ms(attempt + 1)
+    assert 1 <= first <= second <= policy.max_ms
+    assert policy.factor_percent == 100 or second > first or second == policy.max_ms

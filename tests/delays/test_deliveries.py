@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.codec import Codec
-from raftmq.delays.asks import CREATED, SOURCE, Kind, key_digest
+from raftmq.delays.asks import ATTEMPT, CREATED, SOURCE, Kind, RetryPolicy, key_digest
 from raftmq.delays.deliveries import (
     NOTE_PRODUCER_ID,
+    ORDINARY,
     Delivery,
+    Lane,
     NewerNoteError,
     delivered_batch,
     note_batch,
+    nothing_after,
     plan,
     producer_id_of,
     read_note,
@@ -58,7 +61,7 @@ deliveries = st.builds(
     sequence=st.integers(0, SEQUENCE_MODULUS - 1),
     at_ms=st.integers(0, 1 << 60),
     cursor=st.builds(Place, st.integers(0, 1 << 60), st.integers(0, 1 << 60)),
-    offsets=st.lists(st.integers(0, 1 << 60), min_size=1, max_size=100).map(tuple),
+    offsets=st.lists(st.integers(0, 1 << 60), max_size=100).map(tuple),
 )
 
 
@@ -181,3 +184,70 @@ def test_the_batch_that_leaves() -> None:
     )
     again = delivered_batch(delivery, found, SOURCE_GROUP, "orders.later")
     assert again == batch, "it is sent again as it was"
+
+
+POLICY = RetryPolicy(attempts=3, min_ms=1_000, max_ms=9_000, factor_percent=200)
+TRIED, DEAD = Lane(POLICY), Lane(POLICY, is_dead=True)
+
+
+def test_each_record_of_a_retry_topic_is_in_one_lane_and_cancels_in_both() -> None:
+    last = (ATTEMPT, b"3")
+    records = [
+        NewRecord(b"a", b"1", STAMP),
+        NewRecord(b"b", b"2", STAMP, [(ATTEMPT, b"2")]),
+        NewRecord(b"c", b"3", STAMP, [last]),
+        NewRecord(b"d", b"4", STAMP, [last, ("deliver-mode", b"replace")]),
+        NewRecord(b"e", b"5", STAMP, [("deliver-mode", b"replace")]),
+        NewRecord(b"f", b"6", STAMP, [last, ("deliver-at", b"never")]),
+    ]
+    batch = stored(records)
+    a, b, c, d, e, f = (key_digest(bytes([letter])) for letter in b"abcdef")
+    assert list(rows_of(batch, 0, TRIED)) == [
+        Row(10, STAMP + 1_000, Kind.ADD, a),
+        Row(11, STAMP + 2_000, Kind.ADD, b),
+        Row(13, STAMP, Kind.CANCEL, d),
+        Row(14, STAMP + 1_000, Kind.REPLACE, e),
+        Row(15, STAMP, Kind.CANCEL, f),
+    ]
+    assert list(rows_of(batch, 0, DEAD)) == [
+        Row(12, STAMP, Kind.ADD, c),
+        Row(13, STAMP, Kind.REPLACE, d),
+        Row(14, STAMP + 1_000, Kind.CANCEL, e),
+        Row(15, STAMP, Kind.CANCEL, f),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lane", "sent", "told"),
+    [(TRIED, None, b"2"), (TRIED, b"2", b"3"), (DEAD, b"3", b"3"), (ORDINARY, b"7", b"7")],
+)
+def test_a_delivered_record_tells_which_attempt_it_is(
+    lane: Lane, sent: bytes | None, told: bytes
+) -> None:
+    headers = [] if sent is None else [(ATTEMPT, sent)]
+    waiting = stored([NewRecord(b"a", b"1", STAMP, headers)], base=12)
+    delivery = evolve(FIRST, offsets=(12,))
+    batch = delivered_batch(delivery, [record_at(waiting, 12)], SOURCE_GROUP, "o", lane)
+    (record,) = read_records(batch)
+    assert [text for name, text in record.headers if name == ATTEMPT] == [told]
+
+
+def test_lanes_have_notes_of_their_own_and_neither_reads_them_as_records() -> None:
+    ids = set()
+    for lane in (TRIED, DEAD):
+        batch = note_batch(FIRST, 4, STAMP, lane)
+        ids.add(check_batch(batch).producer_id)
+        assert read_note(batch) == FIRST
+        for reader in (ORDINARY, TRIED, DEAD):
+            assert list(rows_of(batch, 0, reader)) == []
+    assert ids == {TRIED.note_producer_id, DEAD.note_producer_id}
+    assert ORDINARY.note_producer_id == TRIED.note_producer_id == NOTE_PRODUCER_ID
+
+
+def test_a_note_of_nothing_goes_on_where_the_delivery_before_it_ended() -> None:
+    settled = nothing_after(FIRST)
+    assert settled.offsets == ()
+    assert settled.cursor == FIRST.cursor
+    assert settled.next_sequence == FIRST.next_sequence
+    places = [Place(STAMP, 20)]
+    assert plan(settled, TOPIC, 1, places, STAMP) == plan(FIRST, TOPIC, 1, places, STAMP)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import confluent_kafka
 import pytest
 
+import raftmq_client
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import leaders
 
@@ -173,3 +174,51 @@ def test_each_comes_once_while_leaders_are_killed(cluster: Cluster) -> None:
     for message, came_ms in receiver.found:
         if message.value().decode() in due:
             assert min(message.timestamp()[1], came_ms) >= due[message.value().decode()], "early"
+
+
+def test_a_record_that_fails_is_retried_dead_and_replayed(cluster: Cluster) -> None:
+    """By our client in a group; a stock consumer sees what is dead."""
+    assert cluster.run("topic", "create", "bread", "-p", "2", "-r", "3").returncode == 0
+    policy = ("--min", "200ms", "--max", "1s", "--attempts", "3")
+    made = cluster.run("retry", "create", "bake", "--of", "bread", *policy)
+    assert made.returncode == 0, made.stderr
+    tries: list[tuple[str, str, float]] = []
+
+    def handle(consumer: raftmq_client.Consumer, message: raftmq_client.ConsumerRecord) -> None:
+        """One fails twice, the other always."""
+        attempt = (dict(message.headers).get("raftmq-attempt") or b"1").decode()
+        tries.append((message.value.decode(), attempt, time.monotonic()))
+        if message.value != b"good" or attempt != "3":
+            consumer.retry(message, reason="the oven is cold")
+
+    with raftmq_client.Producer(cluster.bootstrap) as producer:
+        for value in (b"good", b"bad"):
+            producer.send("bread", value, value, partition=1).result()
+    options = {"group": "bake", "topics": ["bread", "bread.bake"], "delivery": "at_least_once"}
+    with raftmq_client.Consumer(cluster.bootstrap, **options) as consumer:
+        dead = Receiver(cluster.bootstrap, "bread.bake.dead", 2)
+        began = time.monotonic()
+        while len(tries) < 6:
+            assert time.monotonic() - began < 60, tries
+            for message in consumer.poll(0.2):
+                handle(consumer, message)
+        dead.read_until("bad")
+        headers = dict(dead.found[0][0].headers())
+        assert headers["raftmq-attempt"] == headers["__dlq.errors.delivery.count"] == b"3"
+        assert (headers["__dlq.errors.topic"], headers["__dlq.errors.partition"]) == (
+            b"bread",
+            b"1",
+        )
+        assert headers["__dlq.errors.message"] == b"the oven is cold"
+        assert [attempt for name, attempt, _ in tries if name == "bad"] == ["1", "2", "3"]
+        times = [at for name, _, at in tries if name == "bad"]
+        assert times[1] - times[0] > 0.2
+        assert times[2] - times[1] > 0.4, "each wait is longer"
+        replayed = cluster.run("dead", "replay", "bread.bake.dead")
+        assert "1 records sent to bread.bake" in replayed.stdout, replayed.stderr
+        while len(tries) < 7:
+            assert time.monotonic() - began < 60, tries
+            for message in consumer.poll(0.2):
+                handle(consumer, message)
+    assert tries[-1][:2] == ("bad", "1"), "attempts count anew"
+    assert "0 records sent" in cluster.run("dead", "replay", "bread.bake.dead").stdout

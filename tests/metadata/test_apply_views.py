@@ -249,12 +249,15 @@ def test_nothing_is_done_below_the_level(machine: Shrinking) -> None:
     assert low.image.structure_version == before.structure_version
 
 
-@pytest.mark.parametrize("is_target", [True, False])
-def test_what_delays_or_is_delivered_in_does_not_shrink(is_target: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_target", "key"),
+    [(True, "raftmq.delivers.to"), (True, "raftmq.dead.to"), (False, "raftmq.delivers.to")],
+)
+def test_what_delays_or_is_delivered_in_does_not_shrink(is_target: bool, key: str) -> None:
     """Also where the two commands were planned at once; and only where there are delay topics."""
     for level in (LEVEL_OF_DELAYS - 1, LEVEL_OF_DELAYS):
         machine = Shrinking(level)
-        delivers = {"raftmq.delivers.to": "a" if is_target else "c"}
+        delivers = {key: "a" if is_target else "c"}
         machine.apply(CreateTopics(topics=(creation("b", 2, NODES),)))
         name = "b" if is_target else "a"
         topic = evolve(machine.image.topics[name], configs=Map(delivers))

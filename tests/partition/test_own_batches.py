@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftmq.codec import Codec
+from raftmq.delays.asks import RetryPolicy
 from raftmq.errors import ErrorCode
 from raftmq.partition.partition import ACKS_ALL
 from raftmq.partition.ports import AppendResult, DeleteResult
@@ -169,5 +170,9 @@ def test_nothing_is_deleted_from_a_delay_topic_by_wish() -> None:
 
 def test_the_settings_of_a_delay_topic() -> None:
     assert (DELAYS.compression, DELAYS.timestamp_type) == (Codec.NONE, LOG_APPEND_TIME)
+    assert DELAYS.retry is None
+    retry = {"raftmq.delivers.to": "orders", "raftmq.dead.to": "dead", "raftmq.retry.factor": "1.5"}
+    found = PartitionSettings.from_configs(retry).retry
+    assert found == RetryPolicy(attempts=8, min_ms=1_000, max_ms=600_000, factor_percent=150)
     plain = PartitionSettings.from_configs({})
     assert (plain.delivers_to, plain.compression) == ("", None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, Unpack
 
@@ -18,12 +19,15 @@ import anyio.lowlevel
 
 from raftmq.types import TopicPartition
 from raftmq_client.aio.engine import Engine
+from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
 from raftmq_client.core.admin_flow import AdminFlows
-from raftmq_client.core.build import build_consumer
+from raftmq_client.core.build import build_consumer, build_resender
 from raftmq_client.core.group_state import GaveUp, Pending, is_outdated
 from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.core.producer import ProducerCore
 from raftmq_client.errors import ClientError, TimedOutError
+from raftmq_client.later import RESEND_TIMEOUT_MS, Resent, buried, retried, settled
 from raftmq_client.options import (
     DEFAULT_BOOTSTRAP,
     ConsumerSettings,
@@ -60,6 +64,7 @@ class Consumer(Generic[K, V]):
         parts = build_consumer(bootstrap, topics, settings)
         self._engine = Engine(parts.client)
         self._core = parts.core
+        self._resender: ProducerCore | None = None
         self._topics = parts.topics
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -281,6 +286,37 @@ class Consumer(Generic[K, V]):
         found = await self._await(self._core.committed(partitions, self._engine.now()), timeout)
         return {key: item.offset for key, item in found.items()}
 
+    async def retry(
+        self,
+        message: ConsumerRecord[K, V],
+        *,
+        reason: str = "",
+        after: timedelta | float | None = None,
+    ) -> RecordMetadata:
+        """Have the group read a record again later: it is sent to the group's retry topic, and is
+        there on return. The wait grows with each attempt; `after` (a timedelta, or seconds) makes
+        it longer. After the last attempt the record comes to the dead topic instead.
+
+        Commits nothing: who dies before the commit retries it twice.
+
+        Raises:
+            BrokerError: no such topic; `raftmq retry create GROUP --of TOPIC` makes it.
+            ClientError: it was not, or perhaps not, sent.
+            UsageError: the consumer has no group.
+        """
+        return await self._resend(retried(message, self._core.options.group, reason, after))
+
+    async def dead(self, message: ConsumerRecord[K, V], *, reason: str = "") -> RecordMetadata:
+        """Have a record not read again: it is sent to the group's dead topic, and is there on
+        return. `raftmq dead` shows and replays it.
+
+        Raises:
+            BrokerError: no such topic; `raftmq retry create GROUP --of TOPIC` makes it.
+            ClientError: it was not, or perhaps not, sent.
+            UsageError: the consumer has no group.
+        """
+        return await self._resend(buried(message, self._core.options.group, reason))
+
     async def close(self, *, commit: bool = True) -> None:
         """Commit what is finished (when commits are automatic), leave the group and stop.
 
@@ -294,6 +330,19 @@ class Consumer(Generic[K, V]):
             await self._engine.close()
 
     # How it works.
+
+    async def _resend(self, resent: Resent) -> RecordMetadata:
+        engine = self._engine
+        if self._resender is None:
+            self._resender = build_resender(engine.client)
+        count = await self.partitions(resent.topic)
+        partition = resent.partition % count
+        engine.check()
+        receipt, _ = self._resender.send(resent.topic, resent.record, partition, None, engine.now())
+        engine.wake()
+        deadline = engine.now() + RESEND_TIMEOUT_MS + 5_000
+        await engine.wait_for(lambda: receipt.is_done, deadline)
+        return settled(receipt)
 
     async def _run_group(self) -> None:
         """Do what the group asks."""

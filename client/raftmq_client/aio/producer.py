@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, Unpack
 
@@ -26,6 +27,7 @@ from raftmq_client.core.partitioners import check_partition
 from raftmq_client.core.transaction_requests import TransactionHandle
 from raftmq_client.core.transactions import TransactionCore
 from raftmq_client.errors import BufferFullError, UsageError
+from raftmq_client.later import with_delay
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import K, V, check_extras, serialize
 from raftmq_client.unclosed import watch
@@ -97,6 +99,8 @@ class Producer(Generic[K, V]):
         partition: int | None = None,
         timestamp: int | None = None,
         *,
+        deliver_at: datetime | int | None = None,
+        deliver_after: timedelta | float | None = None,
         on_delivery: Callable[[Receipt], None] | None = None,
     ) -> Receipt:
         """Take a record; its receipt tells where it went.
@@ -105,6 +109,9 @@ class Producer(Generic[K, V]):
         cancelled `send` has taken nothing. `on_delivery(receipt)` is called once the receipt is
         settled, by the loop: it must be quick. An exception in it is logged, and counted in
         `callback_errors`.
+
+        Into a delay topic with `deliver_at` (a datetime with a zone, or milliseconds since 1970) or
+        `deliver_after` (a timedelta, or seconds) it comes to that topic's target when it is due.
 
         Raises:
             BufferFullError: no room within `max_block_ms`; the record was not taken.
@@ -127,6 +134,8 @@ class Producer(Generic[K, V]):
             value = serialize(self._encode_value, value, "value", topic)
         if key is not None and (type(key) is not bytes or self._encode_key is not None):
             key = serialize(self._encode_key, key, "key", topic)
+        if deliver_at is not None or deliver_after is not None:
+            headers = with_delay(headers, deliver_at, deliver_after)
         extras = tuple(headers)
         if extras or timestamp is not None:
             extras = check_extras(extras, timestamp, topic)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, Unpack
 
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.engine import Engine, now_ms
+from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.admin import EARLIEST, LATEST, OffsetFound
 from raftmq_client.core.admin_flow import AdminFlows
-from raftmq_client.core.build import build_consumer
+from raftmq_client.core.build import build_consumer, build_resender
 from raftmq_client.core.group_state import GaveUp, Pending, is_outdated
 from raftmq_client.core.messages import ConsumerRecord
+from raftmq_client.core.producer import ProducerCore
 from raftmq_client.errors import ClientError, TimedOutError
+from raftmq_client.later import RESEND_TIMEOUT_MS, Resent, buried, retried, settled
 from raftmq_client.options import (
     DEFAULT_BOOTSTRAP,
     Callback,
@@ -53,6 +57,7 @@ class Consumer(Generic[K, V]):
         parts = build_consumer(bootstrap, topics, settings)
         self._engine = Engine(parts.client, name=parts.client.options.client_id)
         self._core = parts.core
+        self._resender: ProducerCore | None = None
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_revoked if on_lost is None else on_lost
@@ -267,6 +272,37 @@ class Consumer(Generic[K, V]):
             found = self._await(self._core.committed(partitions, now_ms()), timeout)
         return {key: item.offset for key, item in found.items()}
 
+    def retry(
+        self,
+        message: ConsumerRecord[K, V],
+        *,
+        reason: str = "",
+        after: timedelta | float | None = None,
+    ) -> RecordMetadata:
+        """Have the group read a record again later: it is sent to the group's retry topic, and is
+        there on return. The wait grows with each attempt; `after` (a timedelta, or seconds) makes
+        it longer. After the last attempt the record comes to the dead topic instead.
+
+        Commits nothing: who dies before the commit retries it twice.
+
+        Raises:
+            BrokerError: no such topic; `raftmq retry create GROUP --of TOPIC` makes it.
+            ClientError: it was not, or perhaps not, sent.
+            UsageError: the consumer has no group.
+        """
+        return self._resend(retried(message, self._core.options.group, reason, after))
+
+    def dead(self, message: ConsumerRecord[K, V], *, reason: str = "") -> RecordMetadata:
+        """Have a record not read again: it is sent to the group's dead topic, and is there on
+        return. `raftmq dead` shows and replays it.
+
+        Raises:
+            BrokerError: no such topic; `raftmq retry create GROUP --of TOPIC` makes it.
+            ClientError: it was not, or perhaps not, sent.
+            UsageError: the consumer has no group.
+        """
+        return self._resend(buried(message, self._core.options.group, reason))
+
     def close(self, *, commit: bool = True) -> None:
         """Commit what is finished (when commits are automatic), leave the group and stop.
 
@@ -286,6 +322,20 @@ class Consumer(Generic[K, V]):
             engine.close()
 
     # How it works.
+
+    def _resend(self, resent: Resent) -> RecordMetadata:
+        engine = self._engine
+        with engine.lock:
+            if self._resender is None:
+                self._resender = build_resender(engine.client)
+        count = self.partitions(resent.topic)
+        partition = resent.partition % count
+        with engine.lock:
+            engine.check()
+            receipt, _ = self._resender.send(resent.topic, resent.record, partition, None, now_ms())
+            engine.wake()
+            engine.wait_for(lambda: receipt.is_done, now_ms() + RESEND_TIMEOUT_MS + 5_000)
+        return settled(receipt)
 
     def _run_group(self) -> None:
         """Do what the group asks; callbacks run without the lock, so that heartbeats go on."""

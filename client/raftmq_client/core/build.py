@@ -23,6 +23,7 @@ from raftmq_client.core.security import SecurityChoice, read_security
 from raftmq_client.core.transactions import TransactionCore
 from raftmq_client.core.warm_up import MEMBER, PRODUCER, READER, TRANSACTIONAL
 from raftmq_client.errors import UsageError
+from raftmq_client.later import RESEND_TIMEOUT_MS
 from raftmq_client.options import (
     ConsumerSettings,
     ProducerSettings,
@@ -148,6 +149,16 @@ def build_consumer(
     else:
         wanted = (topics,) if isinstance(topics, str) else tuple(topics)
     return ConsumerParts(client, core, wanted)
+
+
+def build_resender(client: ClientCore) -> ProducerCore:
+    """A producer beside a consumer, over its connections: of what it could not process. It makes no
+    topics, since a topic made by itself would retry nothing."""
+    options = producer_options(linger_ms=0, delivery_timeout_ms=RESEND_TIMEOUT_MS)
+    partitioner = make_partitioner("murmur2", random.Random())
+    core = ProducerCore(options, client.metadata, partitioner, client.backoff_until)
+    client.cores.append(core)
+    return core
 
 
 def _known(of: str, settings: Mapping[str, Any], kind: type) -> dict[str, Any]:

@@ -64,6 +64,9 @@ class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class DecodedRecord(ConsumerRecord[K, V], frozen=True, gc=True):
     """One whose key or value a deserializer made: that may refer to anything, the record too."""
 
+    raw: tuple[bytes | None, bytes | None] = (None, None)
+    """Key and value as they came."""
+
 
 def decoded(record: ConsumerRecord, key: Any, value: Any) -> ConsumerRecord:
     """The same record with what deserializers made of its key and value."""
@@ -78,6 +81,7 @@ def decoded(record: ConsumerRecord, key: Any, value: Any) -> ConsumerRecord:
         record.timestamp_type,
         record.leader_epoch,
         (record.key_size, record.value_size),
+        (record.key, record.value),
     )
 
 

@@ -25,7 +25,7 @@ from attrs import frozen
 
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
-from raftmq.metadata.config_keys import DELIVERS_TO
+from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.rights import BIT, CLUSTER_NAME, Kind, Operation, Rights
@@ -357,7 +357,8 @@ def _of_partitions(
 
 def _may_deliver(asked: Asked, topic: Struct) -> bool:
     """A delay topic writes to another one, for whoever writes to it."""
-    targets = [one.value for one in topic.configs or () if one.name == DELIVERS_TO and one.value]
+    keys = DELIVERS_TO, DEAD_TO
+    targets = [one.value for one in topic.configs or () if one.name in keys and one.value]
     return all(asked.may(_TOPIC, target.strip(), Operation.WRITE) for target in targets)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.config_keys import DELIVERS_TO
+from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.promise import Promise
 from raftmq.protocol.fetch import FetchPartitionResponse, FetchRequest, FetchResponse
 from raftmq.protocol.produce import (
@@ -98,17 +98,18 @@ def _produce_refusal(
 def _target_refusal(
     broker: Broker, context: RequestContext, rights: Rights, topic: ProduceTopic
 ) -> ErrorCode:
-    """Who writes to a delay topic writes to the one that it delivers in."""
+    """Who writes to a delay topic writes to those that it delivers in."""
     image = broker.image
     name = topic.name
     if name is None and topic.topic_id is not None:
         name = image.topic_names.get(TopicId(topic.topic_id))
     known = None if name is None else image.topics.get(name)
-    target = "" if known is None else known.configs.get(DELIVERS_TO, "")
-    if not target or rights.may(Operation.WRITE, Kind.TOPIC, target):
-        return ErrorCode.NONE
-    denied(broker, context, rights, Operation.WRITE, Kind.TOPIC, target)
-    return NO_TOPIC
+    for key in (DELIVERS_TO, DEAD_TO):
+        target = "" if known is None else known.configs.get(key, "")
+        if target and not rights.may(Operation.WRITE, Kind.TOPIC, target):
+            denied(broker, context, rights, Operation.WRITE, Kind.TOPIC, target)
+            return NO_TOPIC
+    return ErrorCode.NONE
 
 
 def _owns(broker: Broker, context: RequestContext, rights: Rights, records: memoryview) -> bool:

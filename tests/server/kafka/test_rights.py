@@ -124,8 +124,11 @@ def test_a_missing_topic_is_made_by_whoever_may_create_it(rules: list[Rule], cod
         assert [one.name for one in world.controller.calls[0][0].topics] == [GONE]
 
 
+@pytest.mark.parametrize("key", ["raftmq.delivers.to", "raftmq.dead.to"])
 @pytest.mark.parametrize("may_write", [True, False])
-def test_a_delay_topic_is_made_by_whoever_may_write_to_its_target(may_write: bool) -> None:
+def test_a_delay_topic_is_made_by_whoever_may_write_to_its_targets(
+    may_write: bool, key: str
+) -> None:
     write = [allow(Operation.WRITE, Kind.TOPIC, GONE)] if may_write else []
     world = Guarded(allow(Operation.CREATE, Kind.CLUSTER, CLUSTER_NAME), *write)
     row = {
@@ -133,21 +136,24 @@ def test_a_delay_topic_is_made_by_whoever_may_write_to_its_target(may_write: boo
         "num_partitions": 1,
         "replication_factor": 1,
         "assignments": [],
-        "configs": [{"name": "raftmq.delivers.to", "value": GONE}],
+        "configs": [{"name": key, "value": GONE}],
     }
     slot = world.send(ApiKey.CREATE_TOPICS, 5, topics=[row], timeout=10, validate_only=False)
     world.settle()
     if may_write:
         ((call, _),) = world.controller.calls
-        assert call.topics[0].configs == {"raftmq.delivers.to": GONE}
+        assert call.topics[0].configs == {key: GONE}
     else:
         assert not world.controller.calls
         (refused,) = world.read(ApiKey.CREATE_TOPICS, 5, slot).topics
         assert (refused.name, refused.error_code) == ("later", NO_TOPIC)
 
 
+@pytest.mark.parametrize("key", ["raftmq.delivers.to", "raftmq.dead.to"])
 @pytest.mark.parametrize("version", [9, 13])
-def test_a_delay_topic_is_written_to_by_whoever_may_write_to_its_target(version: int) -> None:
+def test_a_delay_topic_is_written_to_by_whoever_may_write_to_its_targets(
+    version: int, key: str
+) -> None:
     world = Guarded(WRITE_HERE)
 
     def code() -> int:
@@ -158,7 +164,7 @@ def test_a_delay_topic_is_written_to_by_whoever_may_write_to_its_target(version:
 
     assert code() != NO_TOPIC
     topic = world.engine.image.topics[HERE]
-    delays = evolve(topic, configs=Map({"raftmq.delivers.to": GONE}))
+    delays = evolve(topic, configs=Map({key: GONE}))
     world.engine.change(topics=world.engine.image.topics.set(HERE, delays))
     assert code() == NO_TOPIC
     world.let(WRITE_HERE, allow(Operation.WRITE, Kind.TOPIC, GONE))
