@@ -1,6 +1,7 @@
 """This node as a broker: joins the metadata group, registers, says that it lives, leaves.
 
-Owns the broker epoch and the heartbeats to the controller. Never fences anybody. Registration is a
+Owns the broker epoch and the heartbeats to the controller; two tables say every way from one state
+of the registration, and of the heartbeat, to another. Never fences anybody. Registration is a
 command proposed after the start; its being applied is what makes the node ready, since everything
 committed before is then applied too.
 
@@ -10,7 +11,8 @@ an admin call may wait for it; a broker told that its epoch is stale registers a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Final
 
 from attrs import frozen
@@ -41,6 +43,44 @@ ISOLATED_MS: Final = 10_000.0
 
 LearnAddress = Callable[[NodeId, str], None]
 """Told where a node listens for other nodes, as `host:port`."""
+
+
+class Registration(IntEnum):
+    """How far this process is as a broker."""
+
+    UNINFORMED = 0
+    """Of a new node: what it registers as goes by the cluster's level, which it does not know."""
+    ASKING = 1
+    """A read barrier is under way, after which it does."""
+    UNREGISTERED = 2
+    REGISTERING = 3
+    """The command is under way; whether it was applied is not known."""
+    REGISTERED = 4
+    """It has a broker epoch, as far as it knows."""
+
+
+REGISTRATION_NEXT: Final[Mapping[Registration, frozenset[Registration]]] = {
+    Registration.UNINFORMED: frozenset({Registration.ASKING}),
+    Registration.ASKING: frozenset({Registration.UNINFORMED, Registration.UNREGISTERED}),
+    Registration.UNREGISTERED: frozenset({Registration.REGISTERING}),
+    Registration.REGISTERING: frozenset({Registration.UNREGISTERED, Registration.REGISTERED}),
+    # A controller does not know that epoch, nor does the image.
+    Registration.REGISTERED: frozenset({Registration.UNREGISTERED}),
+}
+
+
+class Beat(IntEnum):
+    """Where the heartbeat is; it needs a registration."""
+
+    AT_REST = 0
+    UNDER_WAY = 1
+
+
+BEAT_NEXT: Final[Mapping[Beat, frozenset[Beat]]] = {
+    # An answer may come after all when its heartbeat was taken for lost.
+    Beat.AT_REST: frozenset({Beat.UNDER_WAY, Beat.AT_REST}),
+    Beat.UNDER_WAY: frozenset({Beat.AT_REST}),
+}
 
 
 @frozen(slots=True)
@@ -104,7 +144,11 @@ class BrokerLifecycle:
         self._bootstrap = tuple(n for n in bootstrap if n != info.replica_id.node_id)
         self._is_member = is_member
         self._learn_address = learn_address
+        self.registration = (
+            Registration.UNINFORMED if info.takes_no_data else Registration.UNREGISTERED
+        )
         self.broker_epoch = -1
+        """-1 unless it is registered."""
         self.refusal: str | None = None
         """Why the cluster refuses this node, if so: other cluster id, its number is taken, or it
         does not support a level that the cluster has."""
@@ -117,13 +161,12 @@ class BrokerLifecycle:
         self.has_stuck_disk = False
         """A flush has not come back for long; said by the node."""
         self._drained: Promise[None] | None = None
-        self._is_registering = False
         self._register_at_ms = 0.0
-        self._knows_level = not info.takes_no_data
         self._join_at_ms = 0.0
         self._join_turn = 0
+        self._beat = Beat.AT_REST
         self._beat_at_ms = 0.0
-        self._beat_began_ms = -1.0
+        self._beat_began_ms = 0.0
         self._beat_round = 0
         self._reported_version = -1
         self._doubted_since_ms: float | None = None
@@ -195,14 +238,24 @@ class BrokerLifecycle:
             self._join(now_ms)
         elif self.broker_epoch < 0 or self.is_isolated or self._is_doubted(now_ms):
             self._ask_membership(now_ms)
-        if self.broker_epoch < 0:
+        if self.registration is not Registration.REGISTERED:
             self._register(now_ms)
             return
         lost_ms = min(LOST_MS, LOST_HEARTBEATS * self._heartbeat_ms)
-        if 0 <= self._beat_began_ms <= now_ms - lost_ms:
-            self._beat_began_ms = -1.0
-        if self._beat_began_ms < 0 and now_ms >= self._beat_at_ms:
+        if self._beat is Beat.UNDER_WAY and now_ms - self._beat_began_ms >= lost_ms:
+            self._let_beat(Beat.AT_REST)
+        if self._beat is Beat.AT_REST and now_ms >= self._beat_at_ms:
             self._send_heartbeat(now_ms)
+
+    def _become(self, registration: Registration) -> None:
+        """Go on to another state of the registration."""
+        before, self.registration = self.registration, registration
+        assert registration in REGISTRATION_NEXT[before], f"{before.name} to {registration.name}"
+
+    def _let_beat(self, beat: Beat) -> None:
+        """The same of the heartbeat."""
+        before, self._beat = self._beat, beat
+        assert beat in BEAT_NEXT[before], f"a heartbeat: {before.name} to {beat.name}"
 
     def _image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if before.structure_version == after.structure_version:
@@ -212,7 +265,7 @@ class BrokerLifecycle:
             self.is_replaced = True
             self.refusal = removal_text(after, own.node_id)
         self._beat_at_ms = 0.0
-        if self._beat_began_ms < 0 and self.broker_epoch >= 0:
+        if self._beat is Beat.AT_REST and self.registration is Registration.REGISTERED:
             self._send_heartbeat(self._clock.monotonic_ms())
         if not self._was_ready and self.is_ready:
             self._was_ready = True
@@ -296,14 +349,18 @@ class BrokerLifecycle:
         self.refusal = reply.message
 
     def _register(self, now_ms: float) -> None:
-        if self._is_registering or now_ms < self._register_at_ms or self.is_draining:
+        if now_ms < self._register_at_ms or self.is_draining:
             return
-        self._is_registering = True
-        if not self._knows_level:
-            self._learn_level()
-            return
+        if self.registration is Registration.UNINFORMED:
+            self._become(Registration.ASKING)
+            self._engine.read_barrier().when_done(self._level_told)
+        elif self.registration is Registration.UNREGISTERED:
+            self._become(Registration.REGISTERING)
+            self._engine.propose(self._command()).when_done(self._registration_told)
+
+    def _command(self) -> RegisterBroker:
         info = self._info
-        command = RegisterBroker(
+        return RegisterBroker(
             node_id=info.replica_id.node_id,
             storage_id=f"{info.replica_id.storage_id:016x}",
             cluster_id=info.cluster_id,
@@ -314,38 +371,33 @@ class BrokerLifecycle:
             takes_no_data=info.takes_no_data and self._engine.image.level >= LEVEL_OF_MOVES,
         )
 
-        def done(promise: Promise[Any]) -> None:
-            self._is_registering = False
-            if promise.error is None:
-                self.refusal = None
-                self.broker_epoch = promise.result().broker_epoch
-                self._contact_ms = self._clock.monotonic_ms()
-                self._beat_began_ms = -1.0
-                self._send_heartbeat(self._contact_ms)
-                return
-            self._register_at_ms = self._clock.monotonic_ms() + RETRY_MS
-            code = getattr(promise.error, "code", None)
-            if code in (
-                ErrorCode.INCONSISTENT_CLUSTER_ID,
-                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                ErrorCode.UNSUPPORTED_VERSION,
-                ErrorCode.INVALID_REQUEST,  # the controller did not let it into the log
-            ):
-                self.refusal = str(promise.error)
+    def _registration_told(self, promise: Promise[Any]) -> None:
+        if promise.error is None:
+            self._become(Registration.REGISTERED)
+            self.refusal = None
+            self.broker_epoch = promise.result().broker_epoch
+            self._contact_ms = self._clock.monotonic_ms()
+            self._send_heartbeat(self._contact_ms)
+            return
+        self._become(Registration.UNREGISTERED)
+        self._register_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        code = getattr(promise.error, "code", None)
+        if code in (
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            ErrorCode.UNSUPPORTED_VERSION,
+            ErrorCode.INVALID_REQUEST,  # the controller did not let it into the log
+        ):
+            self.refusal = str(promise.error)
 
-        self._engine.propose(command).when_done(done)
-
-    def _learn_level(self) -> None:
-        """Wait for the state of now: an empty image would say that the cluster is at level 1, and
-        at that level there are no new nodes."""
-
-        def done(promise: Promise[None]) -> None:
-            self._is_registering = False
-            self._knows_level = promise.error is None
-            if promise.error is not None:
-                self._register_at_ms = self._clock.monotonic_ms() + RETRY_MS
-
-        self._engine.read_barrier().when_done(done)
+    def _level_told(self, promise: Promise[None]) -> None:
+        """The state is that of now: an empty image would have said that the cluster is at level 1,
+        and at that level there are no new nodes."""
+        if promise.error is None:
+            self._become(Registration.UNREGISTERED)
+            return
+        self._become(Registration.UNINFORMED)
+        self._register_at_ms = self._clock.monotonic_ms() + RETRY_MS
 
     # ---- heartbeats ----
 
@@ -353,6 +405,7 @@ class BrokerLifecycle:
         controller = self._engine.controller_id
         if controller is None:
             return
+        self._let_beat(Beat.UNDER_WAY)
         self._beat_began_ms = now_ms
         self._beat_at_ms = now_ms + self._heartbeat_ms
         self._beat_round += 1
@@ -378,7 +431,7 @@ class BrokerLifecycle:
             if reply is not None and reply.code is ErrorCode.NONE:
                 self._contact_ms = now_ms  # late, but an answer
             return
-        self._beat_began_ms = -1.0
+        self._let_beat(Beat.AT_REST)
         if reply is None or reply.code is ErrorCode.NOT_CONTROLLER:
             self._beat_at_ms = min(self._beat_at_ms, now_ms + RETRY_MS / 4)
             return
@@ -402,5 +455,6 @@ class BrokerLifecycle:
         """The controller knows another registration: it is behind, or this process's is over."""
         broker = self._engine.image.brokers.get(self._info.replica_id.node_id)
         if broker is None or broker.epoch != self.broker_epoch:
+            self._become(Registration.UNREGISTERED)
             self.broker_epoch = -1
             self._register_at_ms = 0.0

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from raftmq.controller.broker_lifecycle import (
+    BEAT_NEXT,
+    REGISTRATION_NEXT,
+    Beat,
+    Registration,
+)
 from raftmq.controller.topic_validation import load_of
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import (
@@ -23,6 +29,8 @@ from raftmq.metadata.broker_messages import (
     NewPartitions,
     NewTopic,
     Outcome,
+    Reply,
+    encode,
 )
 from raftmq.metadata.commands import (
     AnyCommand,
@@ -476,6 +484,45 @@ def test_coming_back_takes_as_long_as_a_few_heartbeats(silent_ms: int) -> None:
     heartbeat_ms = lifecycle._heartbeat_ms
     cluster.run(int(3 * heartbeat_ms))
     assert not cluster.nodes[1].engine.image.brokers[NodeId(3)].is_fenced
+
+
+class _Holding(_Unanswered):
+    """What is sent is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Promise[bytes]] = []
+
+    def send(self, _node_id: NodeId, _payload: bytes, *, is_beat: bool = False) -> Promise[bytes]:
+        self.sent.append(Promise())
+        return self.sent[-1]
+
+
+def test_a_heartbeat_that_was_taken_for_lost_is_answered_after_all() -> None:
+    cluster = _formed()
+    lifecycle = cluster.nodes[3].control.lifecycle
+    holding = _Holding()
+    forwarder, lifecycle._forwarder = lifecycle._forwarder, holding
+    cluster.run(300)
+    assert lifecycle._beat is Beat.UNDER_WAY
+    cluster.cut = [3]  # it knows no controller, so that no other one follows
+    cluster.run(5_000)
+    assert lifecycle._beat is Beat.AT_REST
+    [*_, last] = holding.sent
+    last.resolve(encode(Reply(ErrorCode.STALE_BROKER_EPOCH, NodeId(1))))
+    assert (lifecycle._beat, lifecycle.isolated_ms()) == (Beat.AT_REST, 0.0)
+    lifecycle._forwarder = forwarder
+    cluster.cut = []
+    cluster.run(3_000)
+    assert lifecycle.is_ready
+
+
+@pytest.mark.parametrize("table", [REGISTRATION_NEXT, BEAT_NEXT], ids=["registration", "beat"])
+def test_every_state_of_a_broker_is_left_and_reached(table: Mapping[Any, frozenset[Any]]) -> None:
+    states = set(type(next(iter(table))))
+    assert set(table) == states
+    assert all(table[state] - {state} for state in states), "none is the last"
+    first = {Registration.UNINFORMED}  # where a new node begins
+    assert set().union(*table.values()) >= states - first
 
 
 def test_a_broker_without_metadata_for_ten_seconds_is_isolated() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from raftmq.controller.broker_lifecycle import Registration
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import Bounds, Survey
 from raftmq.controller.node_changes import (
@@ -454,7 +455,7 @@ def _grown() -> MetadataCluster:
     cluster.auto_lead = True
     joiner = cluster.start(4)
     object.__setattr__(joiner.control.lifecycle._info, "takes_no_data", True)
-    joiner.control.lifecycle._knows_level = False
+    joiner.control.lifecycle.registration = Registration.UNINFORMED
     cluster.run(2_000)
     assert joiner.engine.image.brokers[node(4)].state is NodeState.NEW
     _ask(
