@@ -249,6 +249,7 @@ def test_kafkas_own_tools_make_rules_and_users_as_a_user(secured: Secured, tmp_p
     frank = ("--entity-type", "users", "--entity-name", "frank")
     tool(configs, "--alter", *frank, "--add-config", password)
     assert "frank" in secured.run("user", "list")
+    assert "SCRAM-SHA-256=iterations=4096" in tool(configs, "--describe", *frank)
     secured.run("topic", "create", "franks-1", "-p", "1")
     conf = {**secured.conf("OPEN", "SCRAM-SHA-256", "admin", "franks-secret")}
     conf["sasl.username"] = "frank"
