@@ -323,7 +323,7 @@ class ControlPlane:
         request = decode_request(payload)
         match request:
             case ForwardCommands():
-                return _encoded(self.engine.receive_commands(request))
+                return _encoded(self.engine.receive_commands(sender, request))
             case BarrierRequest():
                 answer: Promise[bytes] = Promise()
                 self.engine.receive_barrier(request).when_done(

@@ -123,8 +123,8 @@ class DrivenEngine(MetadataEngine, Protocol):
         """
         ...
 
-    def receive_commands(self, request: ForwardCommands) -> Reply:
-        """Take another node's commands, if this node leads."""
+    def receive_commands(self, sender: NodeId, request: ForwardCommands) -> Reply:
+        """Take another node's own commands, if this node leads."""
         ...
 
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:

@@ -328,8 +328,8 @@ class RaftMetadataEngine:
         """Nothing to give back: log and journal are the node's."""
 
     @reports_assertions
-    def receive_commands(self, request: ForwardCommands) -> Reply:
-        """Take another node's commands into the queue, if this node leads."""
+    def receive_commands(self, sender: NodeId, request: ForwardCommands) -> Reply:
+        """Take another node's own commands into the queue, if this node leads."""
         if self._led is None:
             return self._not_controller()
         size = sum(len(command) for command in request.commands)
@@ -337,7 +337,7 @@ class RaftMetadataEngine:
             return Reply(ErrorCode.THROTTLING_QUOTA_EXCEEDED, self._self_id)
         reply = Reply(ErrorCode.NONE, self._self_id)
         for number, command in enumerate(request.commands):
-            if reason := self._take(command):
+            if reason := self._take(command, sender):
                 if not self.is_leader:
                     # It may be in the log already, and this image behind: all of it comes again.
                     reply = self._not_controller()
@@ -349,8 +349,8 @@ class RaftMetadataEngine:
         self._work_came()
         return reply
 
-    def _take(self, command: bytes) -> str:
-        return self._queue.take(command, self.image, self._machine.supported)
+    def _take(self, command: bytes, submitter: NodeId) -> str:
+        return self._queue.take(command, submitter, self.image, self._machine.supported)
 
     @reports_assertions
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:
@@ -487,7 +487,7 @@ class RaftMetadataEngine:
         if self._led is not None:
             room = self._config.queue_bytes_max - self._queue.size_bytes
             for command in submissions.next_unsent(room):
-                if reason := self._take(command.data):
+                if reason := self._take(command.data, self._self_id):
                     submissions.fail(command, KafkaError(reason, code=ErrorCode.INVALID_REQUEST))
             return
         controller = self.controller_id

@@ -277,8 +277,12 @@ class CommandQueue:
         """True while a batch is in the log that is not applied yet."""
         return self._in_flight_end is not None
 
-    def take(self, command: bytes, image: MetadataImage, supported: Ranges) -> str:
-        """Take a command if every node can apply it; else say why not.
+    def take(
+        self, command: bytes, submitter: NodeId, image: MetadataImage, supported: Ranges
+    ) -> str:
+        """Take a command of `submitter` if every node can apply it; else say why not.
+
+        It forwards its own ones alone, to the controller itself: what says another node is a lie.
 
         It is tried on the newest image there will be when its turn has come. What raises there
         would end every node, at each of its starts, once it is in the log.
@@ -288,6 +292,8 @@ class CommandQueue:
         before = self.trial
         try:
             envelope = decode_envelope(command)
+            if envelope.node_id != submitter:
+                return f"node {submitter} speaks as {envelope.node_id}"
             if envelope.incarnation > incarnation_max(before, envelope.node_id):
                 return f"no process of node {envelope.node_id} is so late: {envelope.incarnation}"
             if reason := _too_early(before, envelope.command):

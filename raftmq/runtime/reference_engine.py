@@ -291,7 +291,7 @@ class ReferenceMetadataEngine:
     def drain(self) -> None:
         """Nothing waits: the library has its own thread."""
 
-    def receive_commands(self, request: ForwardCommands) -> Reply:
+    def receive_commands(self, sender: NodeId, request: ForwardCommands) -> Reply:
         """Refused: the library forwards by itself."""
         return Reply(ErrorCode.NOT_CONTROLLER, NOBODY)
 

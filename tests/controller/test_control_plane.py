@@ -16,13 +16,21 @@ from raftmq.metadata.broker_messages import (
     BrokerHeartbeat,
     CreateTopicsCall,
     DeleteTopicsCall,
+    ForwardCommands,
     NewTopic,
     Reply,
+    decode_reply,
     decode_request,
     encode,
     read_reply,
 )
-from raftmq.metadata.commands import RegisterBroker, ReplaceNode
+from raftmq.metadata.commands import (
+    Envelope,
+    NoOperation,
+    RegisterBroker,
+    ReplaceNode,
+    encode_envelope,
+)
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
 from tests.controller.metadata_cluster import MetadataCluster
@@ -144,6 +152,35 @@ def test_nobody_speaks_for_another_node() -> None:
         cluster.nodes[1].control.receive(NodeId(3), beat)
     with pytest.raises(RemoteProtocolError):
         cluster.nodes[1].control.receive(NodeId(3), b"\xc1nonsense")
+
+
+def test_nobody_submits_as_another_node() -> None:
+    """Not as the controller either; what it forwards of its own before that is taken."""
+    cluster = MetadataCluster.formed()
+    control = cluster.nodes[1].control
+    before = cluster.nodes[1].engine.image.version
+
+    def command(node_id: int, sequence: int) -> bytes:
+        return encode_envelope(
+            Envelope(
+                version=1,
+                node_id=NodeId(node_id),
+                incarnation=9_000_000_000_000,
+                sequence=sequence,
+                command=NoOperation(),
+            )
+        )
+
+    for spoken_for in (1, 2):
+        forwarded = encode(ForwardCommands((command(3, spoken_for), command(spoken_for, 1))))
+        reply = decode_reply(control.receive(NodeId(3), forwarded).result())
+        assert (reply.code, reply.index) == (ErrorCode.INVALID_REQUEST, 1)
+        assert reply.message == f"node 3 speaks as {spoken_for}"
+    cluster.turn()
+    assert cluster.nodes[1].engine.image.version == before + 2
+    submitters = cluster.nodes[1].engine.image.submitters
+    assert submitters[NodeId(3)] == (9_000_000_000_000, 2)
+    assert all(submitters[NodeId(n)][0] < 9_000_000_000_000 for n in (1, 2) if n in submitters)
 
 
 def test_a_heartbeat_of_a_node_that_knows_fewer_fields_is_of_a_fit_broker() -> None:

@@ -371,7 +371,7 @@ def test_the_leader_takes_nothing_of_a_level_to_come(
     envelope = Envelope(version=2, node_id=node(7), incarnation=1, sequence=1, command=command)
     forwarded = ForwardCommands((encode_envelope(envelope),))
     before = cluster.nodes[1].replica.log_end_offset
-    reply = cluster.nodes[1].engine.receive_commands(forwarded)
+    reply = cluster.nodes[1].engine.receive_commands(node(7), forwarded)
     assert reply.code is ErrorCode.INVALID_REQUEST
     assert LEVEL in reply.message
     cluster.run(100)

@@ -210,9 +210,10 @@ def test_a_poisoned_command_is_refused_and_what_came_before_it_is_taken() -> Non
     leader = cluster.nodes[1].engine
     before = leader.image.version
     reply = leader.receive_commands(
+        NodeId(2),
         ForwardCommands(
             (_command(1, NoOperation()), _command(2, POISON), _command(3, NoOperation()))
-        )
+        ),
     )
     assert (reply.code, reply.index) == (ErrorCode.INVALID_REQUEST, 1)
     assert "storage_id" in reply.message
@@ -255,11 +256,14 @@ def test_the_image_that_a_command_is_tried_on_has_those_before_it() -> None:
     """Two commands in the queue at once: the second is judged with the first one done."""
     cluster = MetadataCluster.formed()
     leader = cluster.nodes[1].engine
-    assert leader.receive_commands(ForwardCommands((_command(1, NoOperation()),))).index == 0
+    assert (
+        leader.receive_commands(NodeId(2), ForwardCommands((_command(1, NoOperation()),))).index
+        == 0
+    )
     tried = leader._queue.trial
     assert tried is not None
     assert tried.version == leader.image.version + 1
-    leader.receive_commands(ForwardCommands((_command(2, NoOperation()),)))
+    leader.receive_commands(NodeId(2), ForwardCommands((_command(2, NoOperation()),)))
     assert leader._queue.trial is not None
     assert leader._queue.trial.version == leader.image.version + 2
     cluster.turn()
@@ -275,7 +279,7 @@ def test_no_command_takes_the_last_incarnation_that_a_node_could_have(victim: in
     def claim(incarnation: int) -> ErrorCode:
         """What the controller says; the node's next command but one is applied."""
         claimed = _command(9, NoOperation(), victim, incarnation)
-        code = leader.receive_commands(ForwardCommands((claimed,))).code
+        code = leader.receive_commands(NodeId(victim), ForwardCommands((claimed,))).code
         cluster.turn()
         engine.propose(NoOperation())  # may find that its incarnation is over
         cluster.turn()
@@ -299,7 +303,9 @@ def test_a_controller_that_is_behind_refuses_no_command_for_good() -> None:
     """What shows that a command is fit may be in the log, and not applied there yet."""
     cluster = MetadataCluster.formed()
     leader, engine = cluster.nodes[1].engine, cluster.nodes[2].engine
-    leader.receive_commands(ForwardCommands((_command(9, NoOperation(), 2, CLOCK_MS_MAX),)))
+    leader.receive_commands(
+        NodeId(2), ForwardCommands((_command(9, NoOperation(), 2, CLOCK_MS_MAX),))
+    )
     cluster.turn()
     engine.propose(NoOperation())
     cluster.turn()
