@@ -53,6 +53,7 @@ class TlsStream:
             trio.BrokenResourceError, trio.ClosedResourceError: that cannot be.
         """
         buffer = memoryview(bytearray(bytes_max))
+        await trio.lowlevel.checkpoint()  # whoever never stops sending leaves the loop to others
         while True:
             self._check_open()
             try:

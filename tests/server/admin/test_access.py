@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from raftmq.cli.picture import (
     open_page,
 )
 from raftmq.config import Address, ConfigError, NodeConfig
-from raftmq.runtime.certificates import ServerTls, admin_files
+from raftmq.runtime.certificates import PemFiles, ServerTls, admin_files, load
 from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
 from raftmq.server.admin.http import serve_admin
+from raftmq.server.admin.tls_stream import TlsStream
 from raftmq.server.kafka.listener import open_listen_socket
+from raftmq.tls import TlsLayer
 from tests.server.admin.test_http import sources
 from tests.server.kafka.tls_clients import authority, write_files
 
@@ -202,6 +206,36 @@ async def test_the_command_line_at_a_port_with_tls(
             nursery.cancel_scope.cancel()
     sock.close()
     assert bugs == []
+
+
+async def test_who_never_stops_sending_under_tls_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    """Each piece is there when it is asked for: time limits hold nevertheless."""
+    files = write_files(tmp_path)
+    server = TlsLayer(
+        load(PemFiles(names="{}", certificate=files.certificate, key=files.key)).context,
+        is_server=True,
+    )
+    trusting = ssl.create_default_context(cafile=files.ca)
+    trusting.check_hostname = False
+    client = TlsLayer(trusting)
+    while not (server.is_ready and client.is_ready):
+        for end, other in ((client, server), (server, client)):
+            end.shake()
+            for piece in end.outgoing():
+                other.feed(piece)
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        stream = TlsStream(near, server)
+        pieces = 0
+        with trio.move_on_after(0) as limit:
+            while pieces < 3:
+                client.write([b"x"])
+                far.sendall(b"".join(client.outgoing()))
+                assert await stream.receive_some(1) == b"x"
+                pieces += 1
+        assert limit.cancelled_caught
+        assert pieces < 3
 
 
 @pytest.mark.parametrize(
