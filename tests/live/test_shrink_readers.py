@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka
 import pytest
 import trio
 
@@ -155,3 +157,57 @@ def test_a_group_goes_on_when_what_it_read_is_gone_and_comes_again(
             assert writer.offsets[5, b"again/5/0"] == EACH
         reading.check(writer)
         alone.check(writer)
+
+
+@pytest.mark.soak
+def test_in_a_mixed_group_our_members_read_what_is_listed_no_more(tmp_path: Path) -> None:
+    """While one of ours leads it: a stock member is given what is listed, and reads that on."""
+    with Cluster(tmp_path) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "t", 6, retention_ms="3600000")
+        writer, reading = Writer(bootstrap, 60_000), Reading()
+        writer.write(range(6), EACH, "first")
+        stock_read: Counter[int] = Counter()
+        stock = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": "range",
+                "topic.metadata.refresh.interval.ms": 500,
+            }
+        )
+        with member(bootstrap, "range") as ours:
+
+            def has_all() -> bool:
+                reading.took(ours.poll(0.2))
+                return len(ours.assignment) == 6
+
+            wait_until(has_all, 60)
+            stock.subscribe(["t"])
+
+            def take() -> bool:
+                reading.took(ours.poll(0.1))
+                message: Any = stock.poll(0.1)
+                if message is not None and message.error() is None:
+                    at = message.partition(), message.offset(), message.value()
+                    stock_read[message.partition()] += 1
+                    reading.records[at] += 1
+                return len(reading.records) == len(writer.offsets)
+
+            try:
+                wait_until(lambda: bool(take() and len(stock.assignment()) == 3), 90)
+                shrink(cluster, "--now", "--force")
+                wait_for(cluster, "sealed", (4, 5))
+                wait_until(lambda: take() and {4, 5} <= {k.partition for k in ours.assignment}, 90)
+                assert {at.partition for at in stock.assignment()} <= set(range(4))
+                stock_read.clear()
+                writer.write(range(4), EACH, "after")
+                wait_until(take, 90)
+                assert set(stock_read) <= set(range(4))
+                assert stock_read
+            finally:
+                stock.close()
+        assert {(n, v, o) for n, o, v in reading.records} == {
+            (*at, offset) for at, offset in writer.offsets.items()
+        }
