@@ -21,6 +21,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    format_time,
     known_offsets,
     open_admin,
     parse_pairs,
@@ -170,8 +171,11 @@ def describe(
         settings = admin.describe_configs(ResourceType.TOPIC, name)
         rows = _partition_rows(admin, topic)
         retired = _find_states(admin, name, timeout)
+        is_delay_topic = any(entry.name == DELIVERS_TO and entry.value for entry in settings)
+        delays = _find_delays(admin, name, timeout) if is_delay_topic else None
         if as_json:
-            show_json({**_as_json(topic, settings, rows), "Retired": retired})
+            found = _as_json(topic, settings, rows)
+            show_json({**found, "Retired": retired, "Delays": delays})
             return
         changed = [f"{s.name}={s.value}" for s in settings if s.source == "DYNAMIC_TOPIC_CONFIG"]
         out(f"Topic: {topic.name}  TopicId: {topic.topic_id or '-'}")
@@ -183,6 +187,9 @@ def describe(
         if retired is not None:
             out("")
             _show_states(retired)
+        if delays is not None:
+            out("")
+            show(DELAY_COLUMNS, [_delay_row(row) for row in delays], as_json=False)
         if configs:
             out("")
             show(CONFIG_COLUMNS, [_config_row(item) for item in settings], as_json=False)
@@ -190,6 +197,7 @@ def describe(
 
 STATE_COLUMNS = ("Partition", "State", "Leader", "Replicas", "Isr", "SealedEnd")
 WRITER_COLUMNS = ("Partition", "ClientId", "Software", "Host", "SecondsAgo")
+DELAY_COLUMNS = ("Partition", "DeliversTo", "Pending", "NextDue", "LateMs", "Trouble")
 PARTITION_COLUMNS = (
     "Partition",
     "Leader",
@@ -523,6 +531,31 @@ def _find_states(admin: Admin, name: str, timeout_s: float) -> dict[str, Any] | 
         return None if port is None else _states(port, name)
     except (BrokerError, CommandError):
         return None
+
+
+def _find_delays(admin: Admin, name: str, timeout_s: float) -> list[dict[str, Any]] | None:
+    """What waits in a delay topic, where an admin port answers; else None."""
+    try:
+        port = AdminPort.find(admin, timeout_s)
+        if port is None:
+            return None
+        told = port.get_each(f"/topics?name={quote(name, safe='')}")
+    except CommandError:
+        return None
+    rows = [row for one in told for row in one.get("delays", ())]
+    return sorted(rows, key=lambda row: (row["partition"], row["is_dead"]))
+
+
+def _delay_row(row: Mapping[str, Any]) -> tuple[object, ...]:
+    due_ms = row["next_due_ms"]
+    return (
+        row["partition"],
+        row["to"],
+        row["pending"],
+        None if due_ms is None else format_time(due_ms),
+        row["late_ms"],
+        row["trouble"] or None,
+    )
 
 
 def _show_states(told: Mapping[str, Any]) -> None:

@@ -59,6 +59,11 @@ class Pending:
         return len(self._held)
 
     @property
+    def count(self) -> int:
+        """All that is pending, and of what is beyond the horizon what was cancelled since."""
+        return len(self._held) + self.beyond_count
+
+    @property
     def is_exhausted(self) -> bool:
         """True when the log has to be read anew to go on."""
         return self.beyond_count > 0 and not self._held

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from attrs import define, field
 
@@ -188,7 +188,7 @@ class Delays:
     def pending_count(self) -> int:
         """Records that wait here, as far as the logs are read."""
         waiting = (led.pending for led in self._led.values() if led.pending is not None)
-        return sum(len(pending) + pending.beyond_count for pending in waiting)
+        return sum(pending.count for pending in waiting)
 
     @property
     def blocked_count(self) -> int:
@@ -199,6 +199,23 @@ class Delays:
     def late_ms(self) -> int:
         """How late the latest of the last deliveries was."""
         return max((led.late_ms for led in self._led.values()), default=0)
+
+    def rows(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """What each lane that is led here does, for people; of one topic, where it is named."""
+        return [
+            {
+                "topic": led.partition.name.topic,
+                "partition": led.partition.index,
+                "to": led.target,
+                "is_dead": led.lane.is_dead,
+                "pending": None if (pending := led.pending) is None else pending.count,
+                "next_due_ms": None if pending is None else pending.next_due_ms,
+                "late_ms": led.late_ms,
+                "trouble": led.trouble,
+            }
+            for led in self._led.values()
+            if led.is_current and topic in (None, led.partition.name.topic)
+        ]
 
     def kept_from(self, partition: Partition) -> Offset | None:
         """The first offset that retention has to leave; None: not known yet, nothing may go."""

@@ -353,7 +353,9 @@ class Node(NodeCore):
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),
-            topics=admin_http.TopicsPage(self.control, self.broker.retired_writers.of),
+            topics=admin_http.TopicsPage(
+                self.control, self.broker.retired_writers.of, self.partitions.delays.rows
+            ),
         )
         await admin_http.serve_admin(self._admin_sock, sources, self.broker.metrics.admin_bug)
 

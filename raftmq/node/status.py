@@ -107,6 +107,7 @@ async def describe(node: Node) -> dict[str, Any]:
             }
             for node_id, queued in plane.links.queued_bytes().items()
         },
+        "delays": node.partitions.delays.rows(),
         "peer_tls": _peer_tls(node),
         "faults": None if node.faults is None else node.faults.show(),
         "catch_up": _catch_up(node),

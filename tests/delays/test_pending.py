@@ -65,6 +65,7 @@ def test_what_is_due_late_is_found_by_reading_anew() -> None:
     pending = fed(rows, entries_max=4)
     assert len(pending) <= 4
     assert pending.beyond_count == 20 - len(pending)
+    assert pending.count == 20
     assert pending.first_offset == 0, "the first record is due last, and must not go"
     last = pending.due(10_000, 10)[-1]
     pending.settle(last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -105,6 +106,17 @@ def test_on_time_cancelled_and_replaced(cluster: Cluster) -> None:
     sender.finish()
     receiver.read_until("the last")
     assert sender.refused == []
+    (row,) = json.loads(cluster.run("topic", "describe", later, "--json").stdout)["Delays"]
+    assert (row["partition"], row["to"], row["pending"], row["trouble"]) == (0, "orders", 0, "")
+    sender.send("f", "much later", {"deliver-after": "1h"})
+    sender.finish()
+
+    def is_pending() -> bool:
+        (row,) = json.loads(cluster.run("topic", "describe", later, "--json").stdout)["Delays"]
+        return bool(row["pending"] == 1 and row["next_due_ms"] > time.time() * 1e3 + 3_000_000)
+
+    wait_until(is_pending, 20, "it is shown")
+    assert "DeliversTo" in cluster.run("topic", "describe", later).stdout
     assert receiver.values == ["now", "in two seconds", "instead", "the last"]
     for (message, came_ms), delay_ms in zip(receiver.found, (0, 2_000, 4_500, 5_500), strict=True):
         assert came_ms >= began_ms + delay_ms

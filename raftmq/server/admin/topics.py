@@ -2,9 +2,9 @@
 
 `GET /topics?name=orders` shows every partition of a topic that there is, with its state, and what
 is left of those that are gone; also who has lately written to those that are listed no more, as far
-as this node led them. `POST /topics/shrink` takes `{"topic": "orders", "partitions": 4}`,
-with `view`, `now`, `force`, `keep` and `dry_run`, and answers when the controller has decided. What
-happens then is the cluster's work.
+as this node led them, and what is pending in those of a delay topic that it leads. `POST
+/topics/shrink` takes `{"topic": "orders", "partitions": 4}`, with `view`, `now`, `force`, `keep`
+and `dry_run`, and answers when the controller has decided. What happens then is the cluster's work.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ class TopicsPage:
         self,
         control: ControlPlane,
         writers_of: Callable[[TopicImage, int], list[dict[str, Any]]],
+        delays_of: Callable[[str], list[dict[str, Any]]],
     ) -> None:
-        """`writers_of` tells who writes to a number of a topic that it lists no more."""
+        """`writers_of` tells who writes to a number of a topic that it lists no more, `delays_of`
+        what waits in a delay topic."""
         self._control = control
+        self._delays_of = delays_of
         self._writers_of = writers_of
 
     def show(self, name: str) -> dict[str, Any] | None:
@@ -66,6 +69,7 @@ class TopicsPage:
                 for number, known in sorted(topic.numbers.items())
                 if topic.partition(number) is None
             ],
+            "delays": self._delays_of(name),
         }
 
     def _row(self, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
