@@ -38,6 +38,11 @@ RECEIVE_BYTES_MAX: Final = 1 << 20
 """So much of a large frame is decrypted in one turn."""
 RECORD_BYTES_MAX: Final = (16 << 10) + 512
 """Ciphertext of one record, which may have come in part and lies in memory."""
+RECORD_BYTES_MORE: Final = 128
+"""Of ciphertext than of plaintext, for each receive: head, tag and padding of a record are less."""
+EMPTY_BYTES_MAX: Final = 64 << 10
+"""Ciphertext beyond that, without plaintext. New keys and empty records cost much and say nothing:
+who sends no end of them would have the loop alone."""
 
 _stage: Final = memoryview(bytearray(STAGE_BYTES))
 
@@ -45,7 +50,7 @@ _stage: Final = memoryview(bytearray(STAGE_BYTES))
 class TlsSocket:
     """A connected socket whose handshake is over."""
 
-    __slots__ = ("_has_ended", "_layer", "_sealed", "_sock", "_taken")
+    __slots__ = ("_empty_bytes", "_has_ended", "_layer", "_sealed", "_sock", "_taken")
 
     def __init__(self, sock: socket.socket, layer: TlsLayer) -> None:
         assert layer.is_ready, "handshakes are made elsewhere"
@@ -54,6 +59,7 @@ class TlsSocket:
         self._sealed = memoryview(b"")  # ciphertext that the kernel did not take yet
         self._taken = 0  # bytes of plaintext that it hides at its end, not reported as sent yet
         self._has_ended = False
+        self._empty_bytes = 0  # of ciphertext, without plaintext so far
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 once it is closed."""
@@ -87,7 +93,11 @@ class TlsSocket:
                 raise ConnectionAbortedError(str(error)) from error
             if got:
                 count += got
+                self._empty_bytes -= got + RECORD_BYTES_MORE
                 continue
+            if self._empty_bytes > EMPTY_BYTES_MAX:
+                raise ConnectionAbortedError("TLS: new keys and empty records without end")
+            self._empty_bytes = max(0, self._empty_bytes)
             if is_dry or self._has_ended:
                 break
             try:
@@ -96,6 +106,7 @@ class TlsSocket:
                 break
             self._has_ended = came == 0
             is_dry = came < STAGE_BYTES
+            self._empty_bytes += came
             self._layer.feed(_stage[:came])
         if self._layer.has_outgoing:  # an answer of TLS itself, such as a new key
             with suppress(BlockingIOError):

@@ -1,0 +1,97 @@
+"""TLS over a non-blocking socket: what a hostile other side costs."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from raftmq.runtime.certificates import PemFiles, load
+from raftmq.runtime.tls import EMPTY_BYTES_MAX, TlsSocket
+from raftmq.tls import TlsLayer
+from tests.server.kafka.tls_clients import write_files
+
+NEW_KEY = bytes.fromhex("18 000001 00 16")  # KeyUpdate, not asking for one; the record's kind
+
+
+def expanded(secret: bytes, label: str, size: int) -> bytes:
+    """HKDF-Expand-Label of RFC 8446, 7.1, with SHA-384."""
+    name = b"tls13 " + label.encode()
+    info = size.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
+    return hmac.digest(secret, info + b"\1", "sha384")[:size]
+
+
+def new_keys(secret: bytes) -> Iterator[bytes]:
+    """Record after record that says nothing but that the next one has another key."""
+    while True:
+        key, nonce = expanded(secret, "key", 32), expanded(secret, "iv", 12)
+        head = bytes.fromhex("17 0303") + (len(NEW_KEY) + 16).to_bytes(2, "big")
+        yield head + AESGCM(key).encrypt(nonce, NEW_KEY, head)
+        secret = expanded(secret, "traffic upd", 48)
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[TlsSocket, socket.socket, TlsLayer, bytes]]:
+    """A connection's server; the other side's socket, its TLS and its secret."""
+    files = write_files(tmp_path)
+    pem = PemFiles(names="{}", certificate=files.certificate, key=files.key)
+    server = TlsLayer(load(pem).context, is_server=True)
+    trusting = ssl.create_default_context(cafile=files.ca)
+    trusting.check_hostname = False
+    trusting.keylog_filename = str(tmp_path / "keys")
+    client = TlsLayer(trusting)
+    while not (server.is_ready and client.is_ready):
+        for end, other in ((client, server), (server, client)):
+            end.shake()
+            for piece in end.outgoing():
+                other.feed(piece)
+    lines = [line.split() for line in (tmp_path / "keys").read_text().splitlines()]
+    (secret,) = [bytes.fromhex(line[2]) for line in lines if line[0] == "CLIENT_TRAFFIC_SECRET_0"]
+    near, far = socket.socketpair()
+    with near, far:
+        for sock in (near, far):
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        yield TlsSocket(near, server), far, client, secret
+
+
+def test_who_sends_new_keys_without_end_is_hung_up_on(
+    ends: tuple[TlsSocket, socket.socket, TlsLayer, bytes],
+) -> None:
+    """One receive went on for as long as they came, tens of microseconds for each 27 bytes."""
+    near, far, _, secret = ends
+    keys = new_keys(secret)
+    buffer = memoryview(bytearray(100))
+    assert far.send(next(keys) + next(keys)) > 0
+    with pytest.raises(BlockingIOError):
+        near.recv_into(buffer)
+    flood = b"".join(next(keys) for _ in range(EMPTY_BYTES_MAX // 27 + 1))
+    assert far.send(flood) == len(flood)
+    with pytest.raises(ConnectionAbortedError, match="new keys"):
+        near.recv_into(buffer)
+
+
+def test_small_records_may_come_without_end(
+    ends: tuple[TlsSocket, socket.socket, TlsLayer, bytes],
+) -> None:
+    """Most of their ciphertext is no plaintext; a large record may come in part."""
+    near, far, client, _ = ends
+    buffer = memoryview(bytearray(3000))
+    for _ in range(3):
+        for _ in range(3000):
+            client.write([b"x"])
+        small = b"".join(client.outgoing())
+        client.write([bytes(16 << 10)])
+        (large,) = map(bytes, client.outgoing())
+        assert len(small) > EMPTY_BYTES_MAX
+        assert far.send(small + large[:-1]) == len(small) + len(large) - 1
+        assert near.recv_into(buffer) == 3000
+        with pytest.raises(BlockingIOError):
+            near.recv_into(buffer)
+        far.send(large[-1:])
+        assert [near.recv_into(buffer[:1024]) for _ in range(16)] == [1024] * 16
