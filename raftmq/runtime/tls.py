@@ -3,9 +3,9 @@
 Who reads and writes goes on as with a plain one: `recv_into`, `send` and BlockingIOError mean what
 they mean there. Three promises make that true:
 
-- A receive that fills less than the buffer, or raises BlockingIOError, leaves nothing behind: what
-  comes next wakes whoever waits for the descriptor. One that fills the buffer may leave plaintext
-  in memory, of which no epoll knows (`has_unread`).
+- A receive that fills less than the buffer, or raises BlockingIOError, leaves nothing in memory:
+  what is with the kernel, or comes next, wakes whoever waits for the descriptor. One that fills the
+  buffer may leave plaintext in memory, of which no epoll knows (`has_unread`).
 - What `send` reports as sent is with the kernel. What is encrypted and did not fit there is
   reported by a later call, which begins with the same bytes: as they are not taken back, so the
   order of bytes is kept, and who waits until the socket is writable wakes for them.
@@ -38,6 +38,8 @@ RECEIVE_BYTES_MAX: Final = 1 << 20
 """So much of a large frame is decrypted in one turn."""
 RECORD_BYTES_MAX: Final = (16 << 10) + 512
 """Ciphertext of one record, which may have come in part and lies in memory."""
+READS_MAX: Final = 1024
+"""After so many records no more ciphertext is received in one call: each may hold a single byte."""
 RECORD_BYTES_MORE: Final = 128
 """Of ciphertext than of plaintext, for each receive: head, tag and padding of a record are less."""
 EMPTY_BYTES_MAX: Final = 64 << 10
@@ -81,7 +83,7 @@ class TlsSocket:
             BlockingIOError: there is none.
             OSError: the connection broke, or what came is no TLS of this connection.
         """
-        count, is_dry = 0, False
+        count, reads, is_dry = 0, 0, False
         while count < len(buffer):
             try:
                 # To ask where there is nothing costs an exception, more than a frame's decryption.
@@ -93,12 +95,13 @@ class TlsSocket:
                 raise ConnectionAbortedError(str(error)) from error
             if got:
                 count += got
+                reads += 1
                 self._empty_bytes -= got + RECORD_BYTES_MORE
                 continue
             if self._empty_bytes > EMPTY_BYTES_MAX:
                 raise ConnectionAbortedError("TLS: new keys and empty records without end")
             self._empty_bytes = max(0, self._empty_bytes)
-            if is_dry or self._has_ended:
+            if is_dry or self._has_ended or reads >= READS_MAX:
                 break
             try:
                 came = self._sock.recv_into(_stage)
