@@ -108,6 +108,11 @@ class TlsLayer:
         """True when ciphertext waits to be sent."""
         return self._to_send.pending > 0
 
+    @property
+    def outgoing_bytes(self) -> int:
+        """Bytes of ciphertext that wait to be sent."""
+        return self._to_send.pending
+
     def outgoing(self) -> list[Buffer]:
         """Take the ciphertext."""
         return [self._to_send.read()] if self._to_send.pending else []

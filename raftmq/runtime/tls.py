@@ -40,6 +40,9 @@ RECORD_BYTES_MAX: Final = (16 << 10) + 512
 """Ciphertext of one record, which may have come in part and lies in memory."""
 READS_MAX: Final = 1024
 """After so many records no more ciphertext is received in one call: each may hold a single byte."""
+ANSWER_BYTES_MAX: Final = 256 << 10
+"""Ciphertext that waits behind what the kernel did not take: a chunk, and answers of TLS itself.
+Who asks for these and never takes them would have the memory."""
 RECORD_BYTES_MORE: Final = 128
 """Of ciphertext than of plaintext, for each receive: head, tag and padding of a record are less."""
 EMPTY_BYTES_MAX: Final = 64 << 10
@@ -114,6 +117,8 @@ class TlsSocket:
         if self._layer.has_outgoing:  # an answer of TLS itself, such as a new key
             with suppress(BlockingIOError):
                 self._flush(0)
+            if self._layer.outgoing_bytes > ANSWER_BYTES_MAX:
+                raise ConnectionAbortedError("TLS: it asks for new keys and does not take them")
         if count == 0 and not self._has_ended:
             raise BlockingIOError
         return count

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from raftmq.runtime import tls
 from raftmq.runtime.certificates import PemFiles, load
 from raftmq.runtime.tls import EMPTY_BYTES_MAX, READS_MAX, STAGE_BYTES, TlsSocket
 from raftmq.tls import TlsLayer
 from tests.server.kafka.tls_clients import write_files
 
 NEW_KEY = bytes.fromhex("18 000001 00 16")  # KeyUpdate, not asking for one; the record's kind
+ASKING = bytes.fromhex("18 000001 01 16")
 
 
 def expanded(secret: bytes, label: str, size: int) -> bytes:
@@ -27,12 +29,15 @@ def expanded(secret: bytes, label: str, size: int) -> bytes:
     return hmac.digest(secret, info + b"\1", "sha384")[:size]
 
 
-def new_keys(secret: bytes) -> Iterator[bytes]:
-    """Record after record that says nothing but that the next one has another key."""
+def new_keys(secret: bytes, *contents: bytes) -> Iterator[bytes]:
+    """Records with these contents, the last of which says that the next one has another key."""
     while True:
         key, nonce = expanded(secret, "key", 32), expanded(secret, "iv", 12)
-        head = bytes.fromhex("17 0303") + (len(NEW_KEY) + 16).to_bytes(2, "big")
-        yield head + AESGCM(key).encrypt(nonce, NEW_KEY, head)
+        for number, content in enumerate(contents):
+            head = bytes.fromhex("17 0303") + (len(content) + 16).to_bytes(2, "big")
+            yield head + AESGCM(key).encrypt(
+                nonce[:-1] + bytes([nonce[-1] ^ number]), content, head
+            )
         secret = expanded(secret, "traffic upd", 48)
 
 
@@ -66,7 +71,7 @@ def test_who_sends_new_keys_without_end_is_hung_up_on(
 ) -> None:
     """One receive went on for as long as they came, tens of microseconds for each 27 bytes."""
     near, far, _, secret = ends
-    keys = new_keys(secret)
+    keys = new_keys(secret, NEW_KEY)
     buffer = memoryview(bytearray(100))
     assert far.send(next(keys) + next(keys)) > 0
     with pytest.raises(BlockingIOError):
@@ -117,3 +122,24 @@ def test_one_receive_does_not_decrypt_small_records_without_end(
         heard += buffer[:count]
     assert heard == said
     assert select.select([near], [], [], 0)[0] == []
+
+
+def test_who_asks_for_new_keys_and_does_not_take_them_is_hung_up_on(
+    ends: tuple[TlsSocket, socket.socket, TlsLayer, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records bring plaintext, so it may ask; each answer took 27 bytes of memory for good."""
+    monkeypatch.setattr(tls, "ANSWER_BYTES_MAX", 32 << 10)
+    near, far, _, secret = ends
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    records = new_keys(secret, b"x\x17", ASKING)
+    buffer = memoryview(bytearray(64 << 10))
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            data = b"".join(next(records) for _ in range(500))
+            assert far.send(data) == len(data)
+            assert near.recv_into(buffer) == 250
+
+    ask(1)
+    with pytest.raises(ConnectionAbortedError, match="does not take them"):
+        ask(20)
