@@ -755,7 +755,7 @@ class PeerLinks:
     def _why_no_room(self, node_id: NodeId, name: str) -> str:
         """Say why there is no room for another stream; "" when there is or can be made.
 
-        Peers cannot prove their identity yet. So the streams that work are kept: where there are
+        Without TLS no peer proves its identity. So the streams that work are kept: where there are
         too many with one identity, the newest one that nothing has come on is ended.
         """
         if node_id not in self._addresses:
