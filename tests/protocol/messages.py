@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import types
 import typing
 from collections.abc import Iterator
@@ -177,6 +178,9 @@ def _scalar(kind: Any, chooser: Chooser, items_max: int) -> tuple[Any, Any]:
     if kind in _INTEGERS:
         number = chooser.integer(*_INTEGERS[kind])
         return number, number
+    if kind == "float64":
+        fraction = math.ldexp(chooser.integer(-(1 << 53), 1 << 53), chooser.integer(-1074, 970))
+        return fraction, fraction
     if kind == "string":
         text = chooser.text()
         return text, text
