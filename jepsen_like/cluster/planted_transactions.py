@@ -243,6 +243,7 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         8,
         (21,),
         ("RetentionSparesTheOpen",),
+        begins_at=28,
     ),
     "decision-forgets-a-partition": Bug(
         patching((apply_transactions.Draft, "decide", _one_partition_forgotten)),
