@@ -263,7 +263,9 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     transactional = Random(f"transactions {seed}").choice((0, 0, 2))
     if transactional:
         weights["stale-metadata"] = 1.0
-    is_delayed = Random(f"delays {seed}").random() < 0.25
+    is_elastic = Random(f"elastic {seed}").random() < 0.25
+    # Not together yet: a run with both does not come to rest (docs/STATUS.md).
+    is_delayed = not is_elastic and Random(f"delays {seed}").random() < 0.25
     if is_delayed:
         # Those who read what is delivered judge times by these clocks.
         weights["clock-jump"] = weights["clock-strobe"] = 0.0
@@ -311,7 +313,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         options = attrs.evolve(
             options, narrow=True, narrow_in_transactions=is_transactional, narrow_members=members
         )
-    return _elastic(seed, options) if Random(f"elastic {seed}").random() < 0.25 else options
+    return _elastic(seed, options) if is_elastic else options
 
 
 def _elastic(seed: int, options: ClusterOptions) -> ClusterOptions:

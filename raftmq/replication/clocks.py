@@ -94,7 +94,7 @@ class TimeBounds:
     def hear(self, clocks_ms: Collection[int], voters: int, monotonic_ms: float) -> None:
         """Move the bounds by clocks of different nodes; too few of them change nothing."""
         ahead = sorted(clock_ms - monotonic_ms for clock_ms in clocks_ms)
-        few = max(min(voters, 3) - 1, len(ahead)) // 2
+        few = max(min(voters, 3), len(ahead)) // 2
         if len(ahead) > few:
             self._reached.append(ahead[-1 - few])
             self._near = ahead[few]

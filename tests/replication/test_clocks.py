@@ -232,6 +232,7 @@ def test_more_clocks_are_sought_while_it_is_not_known_which_is_wrong() -> None:
     ("clocks", "voters", "reached", "doubt"),
     [
         ([5], 1, 5, 0),
+        ([5], 2, None, 0),
         ([5], 3, None, 0),
         ([5], 5, None, 0),
         ([5, 9], 1, 5, 4),
