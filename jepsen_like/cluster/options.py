@@ -264,10 +264,9 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     if transactional:
         weights["stale-metadata"] = 1.0
     is_elastic = Random(f"elastic {seed}").random() < 0.25
-    # Not together yet: a run with both does not come to rest (docs/STATUS.md).
     is_delayed = not is_elastic and Random(f"delays {seed}").random() < 0.25
     if is_delayed:
-        # Those who read what is delivered judge times by these clocks.
+        # Who reads what is delivered judges times by these clocks. Not where brokers come and go.
         weights["clock-jump"] = weights["clock-strobe"] = 0.0
     expires = random.random() < 0.1
     if expires:
@@ -307,13 +306,16 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     )
     options = options.with_patience() if is_patient else options
     if Random(f"narrows {seed}").random() < 0.25:
-        is_transactional = options.transactional > 0
-        is_transactional &= Random(f"narrow in transactions {seed}").random() < 0.5
+        is_drawn = options.transactional > 0 and _drawn_by("narrow in transactions", seed) < 0.5
         members = Random(f"narrow members {seed}").choice((0, 2)) * (not expires)
         options = attrs.evolve(
-            options, narrow=True, narrow_in_transactions=is_transactional, narrow_members=members
+            options, narrow=True, narrow_in_transactions=is_drawn, narrow_members=members
         )
     return _elastic(seed, options) if is_elastic else options
+
+
+def _drawn_by(name: str, seed: int) -> float:
+    return Random(f"{name} {seed}").random()
 
 
 def _elastic(seed: int, options: ClusterOptions) -> ClusterOptions:
