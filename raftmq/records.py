@@ -649,8 +649,8 @@ def _walk(header: BatchHeader, batch: Buffer, output_max: int) -> Iterator[_Fiel
         if not last_delta < offset_delta <= header.last_offset_delta:
             raise CorruptBatchError(f"offset delta {offset_delta} after {last_delta}")
         last_delta = offset_delta
-        key, position = _read_bytes(data, position, end)
-        value, position = _read_bytes(data, position, end)
+        key, position = read_bytes(data, position, end)
+        value, position = read_bytes(data, position, end)
         count, position = read_varint(data, position)
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if count:
@@ -662,7 +662,13 @@ def _walk(header: BatchHeader, batch: Buffer, output_max: int) -> Iterator[_Fiel
         raise CorruptBatchError("bytes after the last record")
 
 
-def _read_bytes(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+def read_bytes(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    """Read a key, a value or part of a header of a record that ends at `end`; returns it and the
+    position after.
+
+    Raises:
+        CorruptBatchError: it breaks the format.
+    """
     size, position = read_varint(data, position)
     if size < 0:
         if size != -1:
@@ -686,10 +692,10 @@ def read_headers(
         raise CorruptBatchError(f"{count} record headers")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
-        name, position = _read_bytes(data, position, end)
+        name, position = read_bytes(data, position, end)
         if name is None:
             raise CorruptBatchError("record header without a name")
-        content, position = _read_bytes(data, position, end)
+        content, position = read_bytes(data, position, end)
         try:
             headers.append((name.decode(), content))
         except UnicodeDecodeError as error:

@@ -103,7 +103,9 @@ def _resent(
 ) -> tuple[str, list[tuple[str, bytes | None]]]:
     if group is None:
         raise UsageError("retries are those of a group, and this consumer has none")
-    told = {name: text for name, text in message.headers if name == ATTEMPT or name[:13] == ERRORS}
+    told = {
+        name: text for name, text in message.headers if name == ATTEMPT or name.startswith(ERRORS)
+    }
     attempt = told.get(ATTEMPT) or b"1"
     is_retried = ATTEMPT in told and message.topic.endswith(f".{group}")
     topic = message.topic if is_retried else f"{message.topic}.{group}"

@@ -253,18 +253,18 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
             weights[fault] = 0.0
     weights["crash-leader"] = max(weights["crash-leader"], 0.5)
     # By draws of their own, so that what is drawn below does not move.
-    if Random(f"journals {seed}").random() < 0.25:
+    if _drawn_by("journals", seed) < 0.25:
         weights["rot-journal"] = 0.5
-    if Random(f"voters {seed}").random() < 0.25:
+    if _drawn_by("voters", seed) < 0.25:
         weights["crash-voter"] = 0.5
-    is_patient = Random(f"patience {seed}").random() < 0.25
+    is_patient = _drawn_by("patience", seed) < 0.25
     catch_up = Random(f"catch-up {seed}").choice((12 << 20, 12 << 20, 0, SLOW_CATCH_UP))
-    is_astray = Random(f"astray {seed}").random() < 0.25
+    is_astray = _drawn_by("astray", seed) < 0.25
     transactional = Random(f"transactions {seed}").choice((0, 0, 2))
     if transactional:
         weights["stale-metadata"] = 1.0
-    is_elastic = Random(f"elastic {seed}").random() < 0.25
-    is_delayed = not is_elastic and Random(f"delays {seed}").random() < 0.25
+    is_elastic = _drawn_by("elastic", seed) < 0.25
+    is_delayed = not is_elastic and _drawn_by("delays", seed) < 0.25
     if is_delayed:
         # Who reads what is delivered judges times by these clocks. Not where brokers come and go.
         weights["clock-jump"] = weights["clock-strobe"] = 0.0
@@ -305,7 +305,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         delayed=is_delayed,
     )
     options = options.with_patience() if is_patient else options
-    if Random(f"narrows {seed}").random() < 0.25:
+    if _drawn_by("narrows", seed) < 0.25:
         is_drawn = options.transactional > 0 and _drawn_by("narrow in transactions", seed) < 0.5
         members = Random(f"narrow members {seed}").choice((0, 2)) * (not expires)
         options = attrs.evolve(
@@ -315,6 +315,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
 
 
 def _drawn_by(name: str, seed: int) -> float:
+    """A number from 0 to 1 of a stream of its own."""
     return Random(f"{name} {seed}").random()
 
 

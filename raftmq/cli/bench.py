@@ -20,6 +20,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     open_admin,
+    partitions_of,
     progress_bar,
     reported,
     show,
@@ -111,8 +112,7 @@ def _ensure_topic(admin: Admin, topic: str, partitions: int) -> bool:
 
 
 def _ends(admin: Admin, topic: str) -> dict[TopicPartition, int]:
-    keys = [TopicPartition(topic, item.partition) for item in admin.topic(topic).partitions]
-    found = admin.list_offsets(dict.fromkeys(keys, -1))
+    found = admin.list_offsets(dict.fromkeys(partitions_of(admin, topic), -1))
     return {key: item.offset for key, item in found.items()}
 
 

@@ -407,6 +407,11 @@ def printable(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
+def partitions_of(admin: Admin, topic: str) -> list[TopicPartition]:
+    """The partitions that a topic lists."""
+    return [TopicPartition(topic, item.partition) for item in admin.topic(topic).partitions]
+
+
 def known_offsets(
     admin: Admin, partitions: Iterable[TopicPartition], which: int, *, isolation: int = 0
 ) -> dict[TopicPartition, int]:

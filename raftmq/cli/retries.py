@@ -25,6 +25,7 @@ from raftmq.cli.common import (
     format_time,
     known_offsets,
     open_admin,
+    partitions_of,
     printable,
     progress_bar,
     reported,
@@ -51,6 +52,7 @@ from raftmq_client.blocking.producer import Producer
 from raftmq_client.core.admin import EARLIEST, LATEST, ResourceType
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.errors import BrokerError
+from raftmq_client.later import ERRORS
 
 retry_app = typer.Typer(help="Retries with a back-off for a group.", no_args_is_help=True)
 dead_app = typer.Typer(help="Records that were tried too often.", no_args_is_help=True)
@@ -68,7 +70,6 @@ REPLAY_BATCH: Final = 500
 _POLL_S: Final = 0.5
 _SUFFIX: Final = ".retry"
 _DEAD_SUFFIX: Final = ".dead"
-_ERRORS: Final = "__dlq.errors."
 _POLICY: Final = (RETRY_ATTEMPTS, RETRY_MIN, RETRY_MAX, RETRY_FACTOR)
 
 Group = Annotated[
@@ -212,7 +213,7 @@ def describe(
             (names.retry, "waits"),
             (names.dead, "dead"),
         ):
-            keys = _partitions(admin, name)
+            keys = partitions_of(admin, name)
             starts, ends = known_offsets(admin, keys, EARLIEST), known_offsets(admin, keys, LATEST)
             for key in keys:
                 lag = None
@@ -314,9 +315,9 @@ def show_dead(
 def _row(record: ConsumerRecord) -> tuple[Any, ...]:
     told = {name: _text(content) for name, content in record.headers}
     origin = None
-    if f"{_ERRORS}topic" in told:
+    if f"{ERRORS}topic" in told:
         origin = "/".join(
-            told.get(f"{_ERRORS}{word}", "?") for word in ("topic", "partition", "offset")
+            told.get(f"{ERRORS}{word}", "?") for word in ("topic", "partition", "offset")
         )
     return (
         record.partition,
@@ -325,7 +326,7 @@ def _row(record: ConsumerRecord) -> tuple[Any, ...]:
         printable(record.key),
         told.get(ATTEMPT),
         origin,
-        told.get(f"{_ERRORS}message"),
+        told.get(f"{ERRORS}message"),
     )
 
 
@@ -451,7 +452,7 @@ def _read(
 
 def _ranges(admin: Admin, topic: str) -> dict[TopicPartition, tuple[int, int, int]]:
     """Of each partition: where it starts, up to where it was replayed, where it ends."""
-    keys = _partitions(admin, topic)
+    keys = partitions_of(admin, topic)
     starts, ends = known_offsets(admin, keys, EARLIEST), known_offsets(admin, keys, LATEST)
     silent = [key.partition for key in keys if key not in starts or key not in ends]
     if silent:
@@ -462,10 +463,6 @@ def _ranges(admin: Admin, topic: str) -> dict[TopicPartition, tuple[int, int, in
         at = read[key].offset if key in read else 0
         found[key] = starts[key], min(max(starts[key], at), ends[key]), ends[key]
     return found
-
-
-def _partitions(admin: Admin, topic: str) -> list[TopicPartition]:
-    return [TopicPartition(topic, item.partition) for item in admin.topic(topic).partitions]
 
 
 def _target_of(admin: Admin, dead: str) -> str:

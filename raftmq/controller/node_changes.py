@@ -289,6 +289,12 @@ class _Plan:
         ]
 
 
+def lives(image: MetadataImage, node_id: NodeId, is_heard: IsHeard) -> bool:
+    """True for a broker that is not fenced, or whose heartbeats come although it is."""
+    broker = image.brokers.get(node_id)
+    return broker is not None and (not broker.is_fenced or is_heard(node_id, broker.epoch))
+
+
 def obstacles(
     image: MetadataImage, configuration: Configuration, node_id: NodeId, is_heard: IsHeard
 ) -> list[str]:
@@ -321,8 +327,7 @@ def obstacles(
             f"it was to hold {_counted(doubtful)}, and no leader has said yet that it is out of "
             "the group: wait until there is a leader"
         )
-    broker = image.brokers.get(node_id)
-    if broker is not None and (not broker.is_fenced or is_heard(node_id, broker.epoch)):
+    if lives(image, node_id, is_heard):
         reasons.append("it lives: stop it, or wait until the others have noticed that it stopped")
     return reasons
 

@@ -22,6 +22,7 @@ from attrs import frozen
 
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import Bounds, first_names, foresee
+from raftmq.controller.node_changes import IsHeard, lives
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_brokers import with_replacement
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ReplaceNodeCall
@@ -142,7 +143,7 @@ def plan_replacement(
     first_voters: Sequence[NodeId],
     call: ReplaceNodeCall,
     limit_of: Callable[[NodeId], int],
-    is_heard: Callable[[NodeId, int], bool],
+    is_heard: IsHeard,
     leader: NodeId | None = None,
 ) -> tuple[ReplaceNode | None, Outcomes]:
     """Judge a call: the command that begins the replacement, None when there is nothing to begin,
@@ -177,7 +178,7 @@ def _check_nodes(
     image: MetadataImage,
     configuration: Configuration,
     call: ReplaceNodeCall,
-    is_heard: Callable[[NodeId, int], bool],
+    is_heard: IsHeard,
 ) -> None:
     old_id, new_id = NodeId(call.old_id), NodeId(call.new_id)
     if old_id == new_id:
@@ -201,9 +202,7 @@ def _check_nodes(
         )
     if new_id in image.leaving():
         raise KafkaError(f"node {new_id} is being replaced itself", code=ErrorCode.INVALID_REQUEST)
-    old = image.brokers.get(old_id)
-    is_alive = old is not None and (not old.is_fenced or is_heard(old_id, old.epoch))
-    if is_alive and not call.even_if_alive:
+    if lives(image, old_id, is_heard) and not call.even_if_alive:
         raise KafkaError(
             f"node {old_id} is alive: stop it, or say --even-if-alive to empty it first",
             code=ErrorCode.POLICY_VIOLATION,

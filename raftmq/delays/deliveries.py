@@ -46,6 +46,7 @@ from raftmq.records import (
     Record,
     build_batch,
     parse_header,
+    read_bytes,
     read_headers,
     read_records,
     read_varint,
@@ -308,8 +309,8 @@ def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:
     offset_delta, position = read_varint(data, position)
     if header.base_offset + offset_delta != offset:
         raise CorruptBatchError(f"offset delta {offset_delta} where {offset} should be")
-    key, position = _read_bytes(data, position)
-    value, position = _read_bytes(data, position)
+    key, position = read_bytes(data, position, end)
+    value, position = read_bytes(data, position, end)
     count, position = read_varint(data, position)
     headers, position = read_headers(data, position, end, count)
     if position != end:
@@ -317,10 +318,3 @@ def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:
     created_ms = header.base_timestamp + time_delta
     stamp_ms = header.max_timestamp if header.timestamp_type else created_ms
     return Record(offset, stamp_ms, key, value, headers), created_ms
-
-
-def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    size, position = read_varint(data, position)
-    if size < 0:
-        return None, position
-    return data[position : position + size], position + size

@@ -30,8 +30,11 @@ _VERIFY: Final = {
     "required": ssl.CERT_REQUIRED,
 }
 T = TypeVar("T")
-Mark = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of change of each file: what tells that one was replaced."""
+FileMark = tuple[int, int, int]
+"""Inode, size and time of change of a file."""
+Mark = tuple[FileMark, ...]
+"""Those of each file of a port."""
+NO_FILE: Final = 0, 0, 0
 
 
 @frozen(slots=True, kw_only=True)
@@ -237,14 +240,17 @@ def _refusal(files: PemFiles, key: str, path: Path, why: str) -> ConfigError:
 
 
 def _mark(files: PemFiles) -> Mark:
-    marks = []
-    for path in (files.certificate, files.key, files.key_password, files.ca):
-        try:
-            found = os.stat(path) if path is not None else None
-        except OSError:
-            found = None  # whoever loads it says so
-        marks.append((found.st_ino, found.st_size, found.st_mtime_ns) if found else (0, 0, 0))
-    return tuple(marks)
+    paths = (files.certificate, files.key, files.key_password, files.ca)
+    return tuple(NO_FILE if path is None else mark_of(path) for path in paths)
+
+
+def mark_of(path: Path) -> FileMark:
+    """What tells that a file was replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return NO_FILE  # whoever loads it says so
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 # ---- what stands in a certificate ----

@@ -16,7 +16,6 @@ A file holds a token in each line, so that one can be replaced: first both, then
 from __future__ import annotations
 
 import hmac
-import os
 import stat
 from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
@@ -26,6 +25,7 @@ from typing import Final
 from attrs import field, frozen
 
 from raftmq.config import ConfigError, NodeConfig
+from raftmq.runtime.certificates import FileMark, mark_of
 
 TOKEN_LENGTH_MIN: Final = 16
 FILE_BYTES_MAX: Final = 64 << 10
@@ -57,7 +57,7 @@ class Tokens:
     """What was read of a file; `mark` tells that it changed."""
 
     texts: tuple[bytes, ...] = field(repr=False)
-    mark: tuple[int, int, int]
+    mark: FileMark
 
 
 class Access:
@@ -72,7 +72,7 @@ class Access:
         self.name = "admin_listener"
         self._path = config.admin_token_file
         self._loaded = None if self._path is None else read_tokens(self._path)
-        self._failed: tuple[int, int, int] | None = None
+        self._failed: FileMark | None = None
         self._takes_certificates = config.admin_client_ca_file is not None
         self._is_open = config.admin_listener.is_loopback or config.insecure
         addresses = (config.admin_listener, config.admin_address)
@@ -91,7 +91,7 @@ class Access:
         """
         if self._path is None or self._loaded is None:
             return None
-        mark = _mark(self._path)
+        mark = mark_of(self._path)
         if not must_load and mark in (self._loaded.mark, self._failed):
             return None
         self._failed = mark
@@ -171,7 +171,7 @@ def read_tokens(path: Path) -> Tokens:
     Raises:
         ConfigError: it cannot be used; it says why, and nothing of what stands there.
     """
-    mark = _mark(path)
+    mark = mark_of(path)
     try:
         mode = path.stat().st_mode
         with path.open("rb") as file:
@@ -189,11 +189,3 @@ def read_tokens(path: Path) -> Tokens:
 
 def _refusal(path: Path, why: str) -> ConfigError:
     return ConfigError(f"key 'admin_token_file': {path}: {why}")
-
-
-def _mark(path: Path) -> tuple[int, int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0, 0  # whoever reads it says so
-    return found.st_ino, found.st_size, found.st_mtime_ns
