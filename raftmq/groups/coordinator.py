@@ -447,12 +447,11 @@ class Coordinator(OwnedGroups):
         return self._serve(name, act, OffsetsDeleted, ErrorCode.GROUP_ID_NOT_FOUND)
 
     def _topic_ids(self, partitions: Sequence[TopicPartition]) -> tuple[TopicId, ...]:
-        """Of each of them the topic as it is now; none where the cluster's level is too low."""
+        """Of each of them the topic, or view; none where the cluster's level is too low."""
         image = self._engine.image
         if image.level < LEVEL_OF_MOVES:
             return ()
-        topics = [image.topics.get(at.topic) for at in partitions]
-        return tuple(NO_TOPIC_ID if topic is None else topic.topic_id for topic in topics)
+        return tuple(image.committed_id(at.topic) or NO_TOPIC_ID for at in partitions)
 
     # ---- operators ----
 

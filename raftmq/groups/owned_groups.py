@@ -31,11 +31,11 @@ from raftmq.metadata.commands import (
     ReleaseGroup,
     ReplaceMember,
 )
-from raftmq.metadata.image import GroupsImage, TopicImage, candidate, holder
+from raftmq.metadata.image import GroupsImage, candidate, holder
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
-from raftmq.types import NodeId
+from raftmq.types import NodeId, TopicId
 
 T = TypeVar("T")
 
@@ -73,11 +73,6 @@ class ClusterImage(Protocol):
         ...
 
     @property
-    def topics(self) -> Mapping[str, TopicImage]:
-        """All topics, by name."""
-        ...
-
-    @property
     def level(self) -> int:
         """The level of what nodes store and say together."""
         ...
@@ -87,7 +82,11 @@ class ClusterImage(Protocol):
         ...
 
     def sources(self) -> Mapping[str, str]:
-        """The names of views, each with that of the topic that it looks at."""
+        """The names of views without offsets of their own, each with that of its topic."""
+        ...
+
+    def committed_id(self, name: str) -> TopicId | None:
+        """The id of the topic, or of the view with offsets of its own, of that name."""
         ...
 
     def coordinators(self) -> Sequence[NodeId]:

@@ -173,8 +173,7 @@ def _of_their_topics(image: MetadataImage, command: DeleteOffsets) -> DeleteOffs
     """The same without what is in another topic of the same name by now."""
     kept = []
     for at, topic_id in zip(command.partitions, command.topic_ids, strict=False):
-        topic = image.topics.get(at[0])
-        if (NO_TOPIC_ID if topic is None else topic.topic_id) == topic_id:
+        if (image.committed_id(at[0]) or NO_TOPIC_ID) == topic_id:
             kept.append(at)
     return msgspec.structs.replace(command, partitions=tuple(kept))
 
@@ -184,8 +183,8 @@ def _is_astray(image: MetadataImage, commit: CommitOffsets) -> bool:
     if commit.known_version < 0:
         return False
     for offset in commit.offsets:
-        partition = image.partition(TopicPartition(offset.topic, offset.partition))
-        if partition is None or partition.creation_epoch > commit.known_version:
+        since = image.committed_since(TopicPartition(offset.topic, offset.partition))
+        if since is None or since > commit.known_version:
             return True
     return False
 

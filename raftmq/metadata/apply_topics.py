@@ -16,7 +16,15 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.apply_groups import remove_topics
 from raftmq.metadata.apply_moves import Applied, replicas_error
 from raftmq.metadata.apply_transactions import remove_partitions
-from raftmq.metadata.apply_views import grown, growth_error, removal_of, without_view
+from raftmq.metadata.apply_views import (
+    committed_in,
+    create_views,
+    delete_views,
+    grown,
+    growth_error,
+    removal_of,
+    without_view,
+)
 from raftmq.metadata.commands import (
     CreatePartitions,
     CreateTopics,
@@ -30,7 +38,7 @@ from raftmq.types import NodeId, Offset, ReplicaId, TopicId
 
 
 def create_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
-    """Create topics; each succeeds or fails by itself."""
+    """Create topics, then views; each succeeds or fails by itself."""
     command: CreateTopics = envelope.command  # type: ignore[assignment]
     topics, names = image.topics, image.topic_names
     outcomes = []
@@ -46,10 +54,10 @@ def create_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
             outcomes.append(
                 TopicOutcome(creation.name, creation.topic_id, rejection.code, rejection.message)
             )
-    result = TopicOutcomes(tuple(outcomes))
-    if topics is image.topics:
-        return image, result
-    return evolve(image, topics=topics, topic_names=names), result
+    if topics is not image.topics:
+        image = evolve(image, topics=topics, topic_names=names)
+    image, made = create_views(image, command.views, offset)
+    return image, TopicOutcomes((*outcomes, *made))
 
 
 def _creation_error(
@@ -90,11 +98,12 @@ def _members(image: MetadataImage, nodes: Sequence[NodeId]) -> tuple[ReplicaId, 
 
 
 def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
-    """Delete topics, and order their data away."""
+    """Delete views, then topics with all views over them, and order their data away."""
     command: DeleteTopics = envelope.command  # type: ignore[assignment]
+    image, outcomes = delete_views(image, command.views)
     topics, names, removals = image.topics, image.topic_names, image.removals
     views = image.views
-    outcomes = []
+    forgotten: list[str] = []
     for topic_id in command.topic_ids:
         name = names.get(topic_id)
         if name is None:
@@ -106,13 +115,15 @@ def delete_topics(image: MetadataImage, envelope: Envelope, offset: Offset) -> A
         topics = topics.delete(name)
         for known_id in (topic.topic_id, *topic.aliases):
             names = names.delete(known_id)
-        if (view := image.view_of(topic.topic_id)) is not None:
-            views = views.delete(view.name)
+        forgotten += committed_in(image, topic)
+        for view in image.views.values():
+            if view.source == topic.topic_id:
+                views = views.delete(view.name)
         outcomes.append(TopicOutcome(name, topic_id))
     result = TopicOutcomes(tuple(outcomes))
     if topics is image.topics:
         return image, result
-    groups = remove_topics(image.groups, [o.name for o in outcomes if o.code is ErrorCode.NONE])
+    groups = remove_topics(image.groups, forgotten)
     transactions = image.transactions
     for topic_id in command.topic_ids:
         gone = image.topic_by_id(topic_id)

@@ -511,11 +511,11 @@ def _commit(draft: Draft, commit: CommitOffsets) -> ErrorCode:
         draft.put(replace(joined, groups=(*joined.groups, commit.group)))
     entries = {}
     for entry, topic_id in zip(commit.offsets, mine.topic_ids, strict=True):
-        topic = draft.image.topic_by_id(topic_id)
-        if topic is None or topic.name != entry.topic:
+        at = TopicPartition(entry.topic, entry.partition)
+        if draft.image.committed_name(topic_id) != entry.topic:
             continue  # deleted meanwhile, with whatever was committed there
-        if topic.partition(entry.partition) is not None:
-            entries[TopicPartition(entry.topic, entry.partition)] = entry
+        if draft.image.committed_since(at) is not None:
+            entries[at] = entry
     draft.groups[commit.group] = pend(group, mine.producer_id, entries)
     return ErrorCode.NONE
 

@@ -1,4 +1,5 @@
-"""What commands do to partitions that a topic lists no more: pure functions of `apply.py`.
+"""What commands do to partitions that a topic lists no more, and to views: pure functions of
+`apply.py`.
 
 A partition that is not listed closes, is sealed once nobody is to write to it any more, and is gone
 when nothing is left in it; growth lists it again at any time before that. Its leader writes the
@@ -12,6 +13,9 @@ between. A topic has a view for as long as any of its partitions is retired; no 
 or the id of a view. Below LEVEL_OF_VIEWS nothing is retired. No topic shrinks that delays records,
 nor one that such a topic delivers in: what is pending could leave no more, and what was sent to a
 retired partition might be sent to another one again.
+
+A view with a condition is over one topic, by its id: it goes with that topic, and a topic that is
+made again under the same name has none. Below LEVEL_OF_CONDITIONS there are none.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from attrs import define, evolve, field
 from raftmq.errors import ErrorCode
 from raftmq.foreign import TERM_MAX
 from raftmq.metadata.apply_groups import remove_partitions as remove_offsets
+from raftmq.metadata.apply_groups import remove_topics as remove_all_offsets
 from raftmq.metadata.apply_moves import Applied
 from raftmq.metadata.apply_transactions import remove_partitions as remove_stakes
 from raftmq.metadata.commands import (
@@ -34,12 +39,15 @@ from raftmq.metadata.commands import (
     SealPartitions,
     SealReport,
     ShrinkTopic,
+    ViewCreation,
 )
 from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.metadata.image import (
     EPOCH_ROOM,
+    LEVEL_OF_CONDITIONS,
     LEVEL_OF_DELAYS,
     LEVEL_OF_VIEWS,
+    VIEWS_OF_TOPIC_MAX,
     MetadataImage,
     NumberImage,
     PartitionImage,
@@ -47,8 +55,8 @@ from raftmq.metadata.image import (
     TopicImage,
     ViewImage,
 )
-from raftmq.metadata.results import Done, Rejection
-from raftmq.types import INTERNAL_TOPICS, Offset, RaftGroupId, TopicPartition
+from raftmq.metadata.results import Done, Rejection, TopicOutcome
+from raftmq.types import INTERNAL_TOPICS, Offset, RaftGroupId, TopicId, TopicPartition
 
 _TOO_LOW = Rejection(ErrorCode.UNSUPPORTED_VERSION, "the level is too low")
 
@@ -285,11 +293,19 @@ def _without_gone(image: MetadataImage, draft: _Draft) -> MetadataImage:
         removals = removals.update(removal_of(image, topic, partition))
     after = evolve(
         image,
-        groups=remove_offsets(image.groups, [TopicPartition(topic.name, n) for n in draft.gone]),
+        groups=remove_offsets(
+            image.groups,
+            [TopicPartition(name, n) for name in committed_in(image, topic) for n in draft.gone],
+        ),
         transactions=remove_stakes(image.transactions, topic.topic_id, draft.gone),
         removals=removals,
     )
     return without_view(after, after.topics[topic.name])
+
+
+def committed_in(image: MetadataImage, topic: TopicImage) -> tuple[str, ...]:
+    """The names under which groups have offsets of a topic's partitions."""
+    return (topic.name, *(view.name for view in image.conditions_of(topic.topic_id)))
 
 
 def removal_of(
@@ -348,3 +364,64 @@ def grown(topic: TopicImage, added: tuple[PartitionImage, ...], offset: Offset) 
     partitions = topic.partitions + tuple(listed)
     retired = tuple(p for p in topic.retired if p.index >= len(partitions))
     return evolve(topic, partitions=partitions, retired=retired)
+
+
+# ---- views with conditions ----
+
+
+def create_views(
+    image: MetadataImage, creations: tuple[ViewCreation, ...], offset: Offset
+) -> tuple[MetadataImage, list[TopicOutcome]]:
+    """Make views with conditions; each succeeds or fails by itself."""
+    outcomes = []
+    for creation in creations:
+        rejection = _creation_error(image, creation)
+        if rejection is None:
+            view = ViewImage(
+                creation.name, creation.topic_id, creation.source, 0, creation.condition, offset
+            )
+            image = evolve(image, views=image.views.set(view.name, view))
+            outcomes.append(TopicOutcome(view.name, view.topic_id))
+        else:
+            told = rejection.code, rejection.message
+            outcomes.append(TopicOutcome(creation.name, creation.topic_id, *told))
+    return image, outcomes
+
+
+def _creation_error(image: MetadataImage, creation: ViewCreation) -> Rejection | None:
+    if image.level < LEVEL_OF_CONDITIONS:
+        return _TOO_LOW
+    if not creation.name or creation.name in image.topics or creation.name in image.views:
+        return Rejection(ErrorCode.TOPIC_ALREADY_EXISTS, f"'{creation.name}' already exists.")
+    known = creation.topic_id in image.topic_names or image.view_by_id(creation.topic_id)
+    if known or not creation.topic_id.int:
+        return Rejection(ErrorCode.INVALID_REQUEST, "topic ids are never zero and never reused")
+    source = image.topic_by_id(creation.source)
+    if source is None or source.topic_id != creation.source:
+        return Rejection(ErrorCode.UNKNOWN_TOPIC_ID, "the view is over a topic that is not there")
+    if source.name in INTERNAL_TOPICS:
+        return Rejection(ErrorCode.INVALID_REQUEST, "an internal topic has no views")
+    if len(image.conditions_of(source.topic_id)) >= VIEWS_OF_TOPIC_MAX:
+        return Rejection(
+            ErrorCode.POLICY_VIOLATION, f"a topic has at most {VIEWS_OF_TOPIC_MAX} views"
+        )
+    return None
+
+
+def delete_views(
+    image: MetadataImage, topic_ids: tuple[TopicId, ...]
+) -> tuple[MetadataImage, list[TopicOutcome]]:
+    """Delete views with conditions by id, with what groups have committed in them."""
+    outcomes = []
+    for topic_id in topic_ids:
+        view = image.view_by_id(topic_id)
+        if view is None or not view.condition:
+            outcomes.append(TopicOutcome("", topic_id, ErrorCode.UNKNOWN_TOPIC_ID))
+            continue
+        image = evolve(
+            image,
+            views=image.views.delete(view.name),
+            groups=remove_all_offsets(image.groups, [view.name]),
+        )
+        outcomes.append(TopicOutcome(view.name, topic_id))
+    return image, outcomes

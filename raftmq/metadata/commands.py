@@ -64,6 +64,8 @@ Protocol: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2)]
 """Of a transaction: 1 is KIP-98's, 2 that of KIP-890, in which each end raises the epoch."""
 
 
+CONDITION_LENGTH_MAX: Final = 4_096
+"""Characters of a view's condition."""
 RULES_PER_COMMAND_MAX: Final = 1_000
 RuleRows: TypeAlias = Annotated[tuple[Rule, ...], msgspec.Meta(max_length=RULES_PER_COMMAND_MAX)]
 
@@ -219,16 +221,33 @@ class TopicCreation(
     configs: dict[str, str] = {}
 
 
+class ViewCreation(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A view with a condition: those records of the topic of the id `source` that meet it.
+
+    Whether the condition can be read is the controller's to say: its words are stored as they are.
+    """
+
+    name: str
+    topic_id: TopicId
+    source: TopicId
+    condition: Annotated[str, msgspec.Meta(min_length=1, max_length=CONDITION_LENGTH_MAX)]
+
+
 class CreateTopics(Command, frozen=True, kw_only=True):
-    """Create topics; each succeeds or fails by itself."""
+    """Create topics, then views with conditions; each succeeds or fails by itself."""
 
     topics: tuple[TopicCreation, ...]
+    views: tuple[ViewCreation, ...] = ()
 
 
 class DeleteTopics(Command, frozen=True, kw_only=True):
-    """Delete topics by id; the data of every replica goes, by this order alone."""
+    """Delete topics by id; the data of every replica goes, by this order alone, and all views over
+    it go along. `views`: those with conditions that go by themselves, by id."""
 
     topic_ids: tuple[TopicId, ...]
+    views: tuple[TopicId, ...] = ()
 
 
 class PartitionAddition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -837,6 +856,8 @@ LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
     ReportVoters: {"members": 4},
     ConfirmRemoved: {"groups": 4},
     DeleteOffsets: {"topic_ids": 4},
+    CreateTopics: {"views": 8},
+    DeleteTopics: {"views": 8},
 }
 """Fields of a kind that came after it, by name, with their versions. Each has a default, which is
 not written, and which means what its absence meant before."""

@@ -57,6 +57,10 @@ LEVEL_OF_VIEWS: Final = 6
 """From it on topics shrink, and there are views."""
 LEVEL_OF_DELAYS: Final = 7
 """From it on there are delay topics, and producers of brokers that partitions never forget."""
+LEVEL_OF_CONDITIONS: Final = 8
+"""From it on there are views with conditions."""
+VIEWS_OF_TOPIC_MAX: Final = 16
+"""Views with conditions over one topic: each judges every batch of it."""
 EPOCH_ROOM: Final = 1_000
 """So far above the last leader epoch that was told begin those of the next partition of a number:
 nodes that did not know yet that the last one was gone may have elected some more leaders."""
@@ -184,6 +188,15 @@ class TopicImage:
         """All of which there are replicas: listed ones and retired ones, by number."""
         return self.partitions + self.retired if self.retired else self.partitions
 
+    @property
+    def width(self) -> int:
+        """How many numbers it has ever had, those among them of which nothing is left: it never
+        falls."""
+        last = max(self.numbers, default=-1)
+        if self.retired:
+            last = max(last, self.retired[-1].index)
+        return max(len(self.partitions), last + 1)
+
     def partition(self, number: int) -> PartitionImage | None:
         """The partition of a number, listed or not; None when there is none (any more)."""
         if 0 <= number < len(self.partitions):
@@ -239,17 +252,25 @@ class TopicImage:
 
 @frozen(slots=True)
 class ViewImage:
-    """A topic that nobody writes to: the retired partitions of another one.
+    """A topic that nobody writes to, over another one, `source`: the retired partitions of that, or
+    with a condition those records of all its partitions that meet it.
 
     It has the numbers from 0 to below `width`, since clients take a topic with a hole for a broken
     one: those that are not retired, or gone, have no records. Offsets that groups commit in it are
-    those of the topic that it looks at, `source`.
+    those of its source; in a view with a condition they are its own. Such a view has all numbers
+    that its source ever had (`TopicImage.width`), and its own width means nothing.
+
+    Attributes:
+        condition: the words of the condition, "" for a view over what is retired.
+        creation_epoch: the offset of the command that made a view with a condition, else -1.
     """
 
     name: str
     topic_id: TopicId
     source: TopicId
     width: int
+    condition: str = ""
+    creation_epoch: int = -1
 
 
 @frozen(slots=True)
@@ -436,12 +457,51 @@ class MetadataImage:
 
     def view_of(self, topic_id: TopicId) -> ViewImage | None:
         """The view over the retired partitions of a topic, None when there is none."""
-        return next((view for view in self.views.values() if view.source == topic_id), None)
+        views = (view for view in self.views.values() if not view.condition)
+        return next((view for view in views if view.source == topic_id), None)
+
+    def conditions_of(self, topic_id: TopicId) -> tuple[ViewImage, ...]:
+        """The views with conditions over a topic, by name."""
+        if not self.views:
+            return ()
+        found = (v for v in self.views.values() if v.condition and v.source == topic_id)
+        return tuple(sorted(found, key=lambda view: view.name))
 
     def sources(self) -> dict[str, str]:
-        """The names of views, each with that of the topic that it looks at."""
-        found = ((view.name, self.topic_by_id(view.source)) for view in self.views.values())
+        """The names of views in which groups commit offsets of another topic, each with that of the
+        topic that it looks at."""
+        views = (view for view in self.views.values() if not view.condition)
+        found = ((view.name, self.topic_by_id(view.source)) for view in views)
         return {name: topic.name for name, topic in found if topic is not None}
+
+    def committed_id(self, name: str) -> TopicId | None:
+        """The id of what groups commit offsets in under that name: a topic, or a view with a
+        condition. None where there is neither."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic.topic_id
+        view = self.views.get(name)
+        return None if view is None or not view.condition else view.topic_id
+
+    def committed_name(self, topic_id: TopicId) -> str | None:
+        """The name under which groups commit offsets in what has that id, or that alias."""
+        topic = self.topic_by_id(topic_id)
+        if topic is not None:
+            return topic.name
+        view = self.view_by_id(topic_id) if self.views else None
+        return None if view is None or not view.condition else view.name
+
+    def committed_since(self, at: TopicPartition) -> int | None:
+        """Since which version groups commit offsets of that partition, of a topic or of a view with
+        a condition; None when there is none (any more)."""
+        topic, since = self.topics.get(at.topic), -1
+        if topic is None:
+            view = self.views.get(at.topic)
+            if view is None or not view.condition:
+                return None
+            topic, since = self.topic_by_id(view.source), view.creation_epoch
+        partition = None if topic is None else topic.partition(at.partition)
+        return None if partition is None else max(since, partition.creation_epoch)
 
     def view_by_id(self, topic_id: TopicId) -> ViewImage | None:
         """The view of that id."""

@@ -8,7 +8,7 @@ Those of busy producers change all the time: `prepare` encodes them in turns, of
 
 Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
 replicas, states of nodes and what was removed for good; 5 with rules of who may do what and users;
-6 with retired partitions and views.
+6 with retired partitions and views; 8 with views that have conditions.
 An image is written in the format of its level, so every node of its cluster reads it; one without
 any level in format 1, which nodes from before there were levels read as well.
 
@@ -38,6 +38,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
+    LEVEL_OF_CONDITIONS,
     LEVEL_OF_MOVES,
     LEVEL_OF_SECURITY,
     LEVEL_OF_TRANSACTIONS,
@@ -217,6 +218,14 @@ class _Snapshot6(_Snapshot5):
     views: list[_ViewRow] | None = None
 
 
+_ConditionRow = tuple[str, TopicId, TopicId, str, int]
+
+
+class _Snapshot8(_Snapshot6):
+    conditions: list[_ConditionRow] | None = None
+    """Views that have one; the others are `views`."""
+
+
 _FORMATS: Final[dict[int, type[_Snapshot]]] = {
     1: _Snapshot,
     2: _Snapshot2,
@@ -224,6 +233,7 @@ _FORMATS: Final[dict[int, type[_Snapshot]]] = {
     4: _Snapshot4,
     5: _Snapshot5,
     6: _Snapshot6,
+    8: _Snapshot8,
 }
 
 
@@ -273,7 +283,13 @@ class _Parts6(_Parts5):
     views: list[_ViewRow]
 
 
+class _Parts8(_Parts6):
+    conditions: list[_ConditionRow]
+
+
 def _format_of(image: MetadataImage) -> int:
+    if image.level >= LEVEL_OF_CONDITIONS:
+        return 8
     if image.level >= LEVEL_OF_VIEWS:
         return 6
     if image.level >= LEVEL_OF_SECURITY:
@@ -464,9 +480,17 @@ class SnapshotEncoder:
         if version == 5:
             return msgspec.msgpack.encode(_Parts5(**parts))
         parts["retired"] = [msgspec.Raw(row) for _, row in kept.retired.values() if row != _NIL]
-        views = (image.views[name] for name in sorted(image.views))
-        parts["views"] = [(v.name, v.topic_id, v.source, v.width) for v in views]
-        return msgspec.msgpack.encode(_Parts6(**parts))
+        views = [image.views[name] for name in sorted(image.views)]
+        plain = (view for view in views if not view.condition)
+        parts["views"] = [(v.name, v.topic_id, v.source, v.width) for v in plain]
+        if version == 6:
+            return msgspec.msgpack.encode(_Parts6(**parts))
+        parts["conditions"] = [
+            (v.name, v.topic_id, v.source, v.condition, v.creation_epoch)
+            for v in views
+            if v.condition
+        ]
+        return msgspec.msgpack.encode(_Parts8(**parts))
 
     def _warm_all(self, image: MetadataImage) -> Iterator[None]:
         caches = self._caches
@@ -558,6 +582,8 @@ def _decode_image(data: Buffer) -> MetadataImage:
     image = _image(snapshot)
     if isinstance(snapshot, _Snapshot6):
         image = _with_retired(image, snapshot)  # before the moves: some of theirs are retired
+    if isinstance(snapshot, _Snapshot8):
+        image = _with_conditions(image, snapshot)
     if isinstance(snapshot, _Snapshot2):
         levels = Map(snapshot.features)
         image = evolve(image, features=levels, features_epoch=snapshot.features_epoch)
@@ -672,6 +698,16 @@ def _with_retired(image: MetadataImage, snapshot: _Snapshot6) -> MetadataImage:
         names = names.update((alias, topic.name) for alias in row.aliases)
     views = Map((row[0], ViewImage(*row)) for row in snapshot.views)
     return evolve(image, topics=topics, topic_names=names, views=views)
+
+
+def _with_conditions(image: MetadataImage, snapshot: _Snapshot8) -> MetadataImage:
+    if snapshot.conditions is None:
+        raise SnapshotError("a metadata snapshot of format 8 without conditions of views")
+    views = image.views.update(
+        (name, ViewImage(name, topic_id, source, 0, condition, epoch))
+        for name, topic_id, source, condition, epoch in snapshot.conditions
+    )
+    return evolve(image, views=views)
 
 
 def _image(snapshot: _Snapshot) -> MetadataImage:

@@ -75,7 +75,7 @@ heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature le
 commands and snapshots may hold transactions; 8: metadata may hold moves and states of
 nodes, for which the controller has calls; 9: metadata may hold rules of who may do what and users,
 likewise; 10: topics may shrink: metadata holds views, logs hold seals; 11: leaders of
-delay partitions deliver."""
+delay partitions deliver; 12: metadata may hold views with conditions."""
 HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0

@@ -20,7 +20,7 @@ from raftmq.metadata.image import GroupsImage
 from raftmq.metadata.results import Rejection
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
-from raftmq.types import NodeId
+from raftmq.types import NodeId, TopicId
 
 
 @define
@@ -77,6 +77,10 @@ class Image:
 
     def sources(self) -> dict[str, str]:
         return self.views
+
+    def committed_id(self, name: str) -> TopicId | None:
+        topic = self.topics.get(name)
+        return None if topic is None else topic.topic_id
 
     def coordinators(self) -> list[NodeId]:
         return [node_id for node_id in sorted(self.live) if node_id not in self.shunned]

@@ -66,6 +66,7 @@ from raftmq.metadata.commands import (
     TransactionRows,
     UnfenceBroker,
     UnregisterBroker,
+    ViewCreation,
     VotersReport,
     version_of,
 )
@@ -276,8 +277,22 @@ COMMANDS = st.one_of(
             ),
             max_size=3,
         ).map(tuple),
+        views=st.lists(
+            st.builds(
+                ViewCreation,
+                name=st.sampled_from(["a", "v", "x", "y"]),
+                topic_id=st.integers(4, 12).map(topic_id),
+                source=TOPIC_IDS,
+                condition=st.sampled_from(["tag = 'a'", "KEY is not null"]),
+            ),
+            max_size=2,
+        ).map(tuple),
     ),
-    st.builds(DeleteTopics, topic_ids=st.lists(TOPIC_IDS, max_size=2).map(tuple)),
+    st.builds(
+        DeleteTopics,
+        topic_ids=st.lists(TOPIC_IDS, max_size=2).map(tuple),
+        views=st.lists(st.integers(4, 12).map(topic_id), max_size=2).map(tuple),
+    ),
     st.builds(
         CreatePartitions,
         additions=st.lists(

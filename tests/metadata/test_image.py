@@ -87,28 +87,28 @@ def test_a_cut_snapshot_is_noticed(size: int) -> None:
         decode_image(SNAPSHOT[:size])
 
 
-def _sealed(version: int, body: bytes) -> bytes:
+def sealed(version: int, body: bytes) -> bytes:
     head = b"RQMS" + version.to_bytes(2, "big")
     return head + crc32c(body, crc32c(head)).to_bytes(4, "big") + body
 
 
 def test_a_newer_format_is_refused_by_name() -> None:
-    assert _sealed(1, SNAPSHOT[10:]) == SNAPSHOT
+    assert sealed(1, SNAPSHOT[10:]) == SNAPSHOT
     with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3, 4, 5"):
-        decode_image(_sealed(9, SNAPSHOT[10:]))
+        decode_image(sealed(9, SNAPSHOT[10:]))
     with pytest.raises(SnapshotError, match="format 0") as caught:
-        decode_image(_sealed(0, SNAPSHOT[10:]))
+        decode_image(sealed(0, SNAPSHOT[10:]))
     assert not isinstance(caught.value, AheadError)
 
 
 def test_fields_that_a_format_does_not_have_are_never_dropped() -> None:
     body = msgspec.msgpack.decode(SNAPSHOT[10:])
     with pytest.raises(SnapshotError, match="another shape"):
-        decode_image(_sealed(1, msgspec.msgpack.encode([*body, [["raftmq.level", 2]], 7])))
+        decode_image(sealed(1, msgspec.msgpack.encode([*body, [["raftmq.level", 2]], 7])))
     topic = body[9][0]
     body[9][0] = [*topic, "of a later format"]
     with pytest.raises(SnapshotError, match="another shape"):
-        decode_image(_sealed(1, msgspec.msgpack.encode(body)))
+        decode_image(sealed(1, msgspec.msgpack.encode(body)))
 
 
 def test_levels_are_written_in_format_2_and_nothing_else_is() -> None:
@@ -194,25 +194,25 @@ def test_a_snapshot_of_format_3_without_transactions_is_refused() -> None:
     body = msgspec.msgpack.decode(encode_image(machine.image)[10:])
     for size in (-1, -2):
         with pytest.raises(SnapshotError, match="without transactions"):
-            decode_image(_sealed(3, msgspec.msgpack.encode(body[:size])))
+            decode_image(sealed(3, msgspec.msgpack.encode(body[:size])))
     older = evolve(decode_image(SNAPSHOT), features=Map({"raftmq.level": 2}), features_epoch=4)
     data = encode_image(older)
     assert decode_image(data) == older, "one of an older format has none"
     with pytest.raises(SnapshotError, match="without transactions"):
-        decode_image(_sealed(3, data[10:]))
+        decode_image(sealed(3, data[10:]))
 
 
 def test_what_a_newer_version_adds_to_a_part_of_a_snapshot_is_never_dropped() -> None:
     machine = _with_transactions()
     data = encode_image(machine.image)
-    assert decode_image(_sealed(3, data[10:])) == machine.image
+    assert decode_image(sealed(3, data[10:])) == machine.image
     body = msgspec.msgpack.decode(data[10:])
     later = [*body, "later"], [*body], [*body]
     later[1][-2] = [[*row, "later"] for row in body[-2]]
     later[2][10] = [{**group, "later": 1} for group in body[10]]
     for changed in later:
         with pytest.raises(SnapshotError, match="another shape"):
-            decode_image(_sealed(3, msgspec.msgpack.encode(changed)))
+            decode_image(sealed(3, msgspec.msgpack.encode(changed)))
 
 
 def _with_moves() -> Machine:
@@ -259,9 +259,9 @@ def test_a_snapshot_of_format_4_without_moves_is_refused() -> None:
     body = msgspec.msgpack.decode(encode_image(_with_moves().image)[10:])
     for size in (-1, -2, -3, -4):
         with pytest.raises(SnapshotError, match="without moves"):
-            decode_image(_sealed(4, msgspec.msgpack.encode(body[:size])))
+            decode_image(sealed(4, msgspec.msgpack.encode(body[:size])))
     with pytest.raises(SnapshotError, match="another shape"):
-        decode_image(_sealed(4, msgspec.msgpack.encode([*body, "later"])))
+        decode_image(sealed(4, msgspec.msgpack.encode([*body, "later"])))
 
 
 RULES = tuple(
@@ -303,9 +303,9 @@ def test_a_snapshot_of_format_5_without_rules_or_users_is_refused() -> None:
     body = msgspec.msgpack.decode(encode_image(machine.image)[10:])
     for left_out, what in ((1, "users"), (2, "users"), (3, "rules")):
         with pytest.raises(SnapshotError, match=f"without {what}"):
-            decode_image(_sealed(5, msgspec.msgpack.encode(body[:-left_out])))
+            decode_image(sealed(5, msgspec.msgpack.encode(body[:-left_out])))
     with pytest.raises(SnapshotError, match="another shape"):
-        decode_image(_sealed(5, msgspec.msgpack.encode([*body, "later"])))
+        decode_image(sealed(5, msgspec.msgpack.encode([*body, "later"])))
 
 
 def test_a_snapshot_of_format_6_without_retired_partitions_is_refused() -> None:
@@ -322,12 +322,12 @@ def test_a_snapshot_of_format_6_without_retired_partitions_is_refused() -> None:
     body = msgspec.msgpack.decode(data[10:])
     for size in (-1, -2):
         with pytest.raises(SnapshotError, match="without retired partitions"):
-            decode_image(_sealed(6, msgspec.msgpack.encode(body[:size])))
+            decode_image(sealed(6, msgspec.msgpack.encode(body[:size])))
     with pytest.raises(SnapshotError, match="another shape"):
-        decode_image(_sealed(6, msgspec.msgpack.encode([*body, "later"])))
+        decode_image(sealed(6, msgspec.msgpack.encode([*body, "later"])))
     body[-2][0][2] = []  # the retired one, of which there is a state
     with pytest.raises(SnapshotError, match="without partition 1 of a"):
-        decode_image(_sealed(6, msgspec.msgpack.encode(body)))
+        decode_image(sealed(6, msgspec.msgpack.encode(body)))
 
 
 def test_a_snapshot_of_the_level_before_is_read_and_its_orders_are_found_after_a_raise() -> None:

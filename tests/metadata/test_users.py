@@ -98,11 +98,11 @@ def test_a_snapshot_has_all_of_them() -> None:
 
 
 def test_a_snapshot_of_format_5_without_users_is_refused() -> None:
-    from tests.metadata.test_image import _sealed
+    from tests.metadata.test_image import sealed
 
     body = msgspec.msgpack.decode(encode_image(machine_at(LEVEL_OF_SECURITY).image)[10:])
     with pytest.raises(SnapshotError, match="without users"):
-        decode_image(_sealed(5, msgspec.msgpack.encode(body[:-1])))
+        decode_image(sealed(5, msgspec.msgpack.encode(body[:-1])))
 
 
 def test_nothing_that_is_shown_has_a_secret() -> None:
