@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -17,6 +18,13 @@ from tests.client.fake_broker import FakeBroker
 
 AT_ONCE_S = 6.0
 """Two seconds on a machine that does nothing else; each of these took ten to thirty."""
+
+
+def at_once_s() -> float:
+    """So long may it take here: as many times longer as others wait for the processors, too."""
+    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return AT_ONCE_S * max(1.0, waiting)
+
 
 WORDS: dict[str, str] = {
     "topic create": "t",
@@ -108,7 +116,7 @@ def test_a_port_that_refuses_is_told_at_once(command: str, refused: str, tmp_pat
     for more in ((), () if command == "produce" else ("--json",)):
         begun = time.monotonic()
         done = invoke([*words, *more])
-        assert time.monotonic() - begun < AT_ONCE_S
+        assert time.monotonic() - begun < at_once_s()
         assert done.exit_code == 1, done.output
         error = json.loads(done.stderr)["error"]["message"] if more else done.stderr
         assert f"no broker answered: tried {refused} (Connection refused)" in error
@@ -126,7 +134,7 @@ def test_a_refused_port_is_tried_for_a_second(refused: str, broker: FakeBroker) 
 def test_a_host_that_nobody_knows_is_told_at_once() -> None:
     begun = time.monotonic()
     done = invoke(["topic", "list", "-b", "no-such-host.invalid:9092"])
-    assert time.monotonic() - begun < AT_ONCE_S
+    assert time.monotonic() - begun < at_once_s()
     assert done.exit_code == 1
     assert "tried no-such-host.invalid:9092 (" in done.stderr
 
@@ -135,7 +143,7 @@ def test_a_host_that_nobody_knows_is_told_at_once() -> None:
 def test_a_topic_that_no_broker_knows_is_told_at_once(call: Call, words: str) -> None:
     begun = time.monotonic()
     done = call(*words.split())
-    assert time.monotonic() - begun < AT_ONCE_S
+    assert time.monotonic() - begun < at_once_s()
     assert done.exit_code == 1
     assert "topic 'nope': UNKNOWN_TOPIC_OR_PARTITION" in done.stderr
 
@@ -146,7 +154,7 @@ def test_records_for_a_topic_that_no_broker_makes_are_refused_at_once(
     broker.broker_configs = {"": {"auto.create.topics.enable": "false"}}
     begun = time.monotonic()
     done = call("produce", "nope", "x")
-    assert time.monotonic() - begun < AT_ONCE_S
+    assert time.monotonic() - begun < at_once_s()
     assert done.exit_code == 1
     assert "topic 'nope': UNKNOWN_TOPIC_OR_PARTITION" in done.stderr
 
@@ -158,7 +166,7 @@ def test_records_for_a_topic_that_no_broker_makes_are_refused_at_once(
 def test_a_name_that_no_topic_can_have_is_told_at_once(call: Call, words: str) -> None:
     begun = time.monotonic()
     done = call(*words.split())
-    assert time.monotonic() - begun < AT_ONCE_S
+    assert time.monotonic() - begun < at_once_s()
     assert done.exit_code == 2
     assert "a topic is a name of 1 to 249 letters" in done.stderr
 
