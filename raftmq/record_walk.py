@@ -112,7 +112,7 @@ def walk_lengths(data: bytes, count: int, *, cost_max: int | None = None) -> int
     try:
         while index < count:
             if index >= look_at:
-                run, width, _ = _equal_lengths(data, position, count - index)
+                run, width, _ = equal_lengths(data, position, count - index)
                 if run:
                     index += run
                     position += run * width
@@ -332,7 +332,7 @@ class _Walk:
         None where there are too few, or the plain walk has to look closer.
         """
         data = self._data
-        count, width, head = _equal_lengths(data, start, self._count - index)
+        count, width, head = equal_lengths(data, start, self._count - index)
         if not count:
             return None
         layout = _layout(data, start, start + head, width - head)
@@ -378,7 +378,7 @@ class _Layout(NamedTuple):
     is_unkeyed: bool
 
 
-def _equal_lengths(data: bytes, start: int, count: int) -> tuple[int, int, int]:
+def equal_lengths(data: bytes, start: int, count: int) -> tuple[int, int, int]:
     """How many records from `start` on have the same length, the bytes that each takes, and how
     many of these hold the length. (0, 0, 0) where they are too few to be checked at once."""
     first = data[start]
