@@ -264,9 +264,9 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
     if transactional:
         weights["stale-metadata"] = 1.0
     is_elastic = _drawn_by("elastic", seed) < 0.25
-    is_delayed = not is_elastic and _drawn_by("delays", seed) < 0.25
+    is_delayed = _drawn_by("delays", seed) < 0.25
     if is_delayed:
-        # Who reads what is delivered judges times by these clocks. Not where brokers come and go.
+        # Who reads what is delivered judges times by these clocks.
         weights["clock-jump"] = weights["clock-strobe"] = 0.0
     expires = random.random() < 0.1
     if expires:

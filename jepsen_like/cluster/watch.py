@@ -325,6 +325,11 @@ class Watch:
             return bool(configuration.learners)
         return len(configuration.voters) < self._votes_wanted()
 
+    def _votes_due(self, group: RaftGroupId) -> int:
+        """How many it must have in the end. Two vote on metadata once nodes were drained and nobody
+        could take their votes."""
+        return min(3, self._votes_wanted()) if group == METADATA_GROUP else 3
+
     def _votes_wanted(self) -> int:
         """How many should vote on metadata."""
         nodes = self._world.options.nodes
@@ -384,7 +389,7 @@ class Watch:
                 return f"{voter} is damaged"
         if any(not self._world.node(voter.node_id).is_wanted for voter in configuration.voters):
             return f"voters {[str(r) for r in configuration.voters]}, one of which was given up"
-        if len(configuration.voters) < min(3, len(self._world.present)):
+        if len(configuration.voters) < min(self._votes_due(group), len(self._world.present)):
             return f"voters {[str(r) for r in configuration.voters]}"
         return ""
 

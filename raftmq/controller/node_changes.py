@@ -70,6 +70,10 @@ class Change(StrEnum):
     """No node changes, only the number of metadata voters."""
 
 
+_RETURNS: Final = frozenset({Change.CANCEL_DRAIN, Change.UNCORDON, Change.END_MAINTENANCE})
+"""With them a node can vote again. Nobody asks for an even number of voters: it came of a drain for
+which there was no successor, and what a node that is back allows is better."""
+
 STATES: Final[Mapping[Change, tuple[frozenset[NodeState], NodeState]]] = {
     Change.ADD: (frozenset({NodeState.NEW}), NodeState.ACTIVE),
     Change.DRAIN: (
@@ -232,7 +236,7 @@ class _Plan:
         now = voters_wanted(self.image, self.first_voters)
         if self.voters is not None:
             wanted = self._checked_voters(after)
-        elif self.change is Change.ADD or (self.change is Change.CANCEL_DRAIN and now % 2 == 0):
+        elif self.change is Change.ADD or (self.change in _RETURNS and now % 2 == 0):
             wanted = grown_voters(self.image, after, self.first_voters)
         elif self.change is Change.CANCEL_DRAIN:
             wanted = now

@@ -171,6 +171,24 @@ def test_votes_become_fewer_when_nobody_can_take_one(machine: Machine) -> None:
     assert command == ChangeNodes(changes=(NodeChange(node(3), NodeState.ACTIVE),), voters=3)
 
 
+@pytest.mark.parametrize(
+    ("state", "change"),
+    [(NodeState.CORDONED, "uncordon"), (NodeState.MAINTENANCE, "end-maintenance")],
+    ids=["cordoned", "in maintenance"],
+)
+def test_a_node_that_is_back_gives_the_votes_back(
+    machine: Machine, state: NodeState, change: str
+) -> None:
+    """Two of two voters survive no loss, however many nodes there are beside them."""
+    _set(machine, state, 4)
+    command, _ = _plan(machine, "drain", 3)
+    assert command is not None
+    machine.apply(command)
+    assert machine.image.voters_wanted == 2
+    command, _ = _plan(machine, change, 4, configuration=group_of("12", "345"))
+    assert command == ChangeNodes(changes=(NodeChange(node(4), NodeState.ACTIVE),), voters=3)
+
+
 def test_a_cancelled_drain_takes_the_vote_of_the_successor_back(machine: Machine) -> None:
     _set(machine, NodeState.DRAINING, 3)
     command, _ = _plan(machine, "cancel-drain", 3, configuration=group_of("1234", "5"))
