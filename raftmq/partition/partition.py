@@ -299,7 +299,7 @@ class Partition:
         try:
             return self._take(records, acks, timeout_ms, version, opened, is_verified)
         except KafkaError as error:
-            return self._producers.refusal(records, error, self.replica.read_barrier)
+            return self._producers.refusal(records, error, self.replica)
         finally:
             self._header = None
 

@@ -50,7 +50,7 @@ from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.log.aborted import Aborted, UntoldError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
-from raftmq.partition.ports import AbortedPort, AppendResult
+from raftmq.partition.ports import AbortedPort, AppendResult, ReplicaPort
 from raftmq.partition.producer_state import (
     ACCEPT,
     BATCHES_REMEMBERED,
@@ -221,6 +221,7 @@ COMES_AGAIN: Final = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
         ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # behind a seal, which may end
     }
 )
 """After these codes a client sends the same batch again."""
@@ -489,15 +490,19 @@ class PartitionProducers:
         self,
         records: memoryview | None,
         error: KafkaError,
-        confirm: Callable[[], Promise[RaftIndex]],
+        replica: ReplicaPort,
     ) -> AppendResult | Promise[AppendResult]:
         """What to answer to a batch that is refused; remembers it as `refused` does.
 
         A leader that was replaced and does not know it lacks the batches that its successor
         appended, and finds the one after those out of order; librdkafka then begins a new epoch of
         its producer id, at the risk of second copies. So OUT_OF_ORDER_SEQUENCE_NUMBER is answered
-        only when `confirm` (a read barrier) proves that this replica led when it judged.
+        only when a read barrier proves that this replica led when it judged. Behind a seal nothing
+        is out of order, since nothing is taken: the producer is to look for another partition.
         """
+        seal, is_over = replica.newest_seal, isinstance(error, EndedTransactionError)
+        if error.code is _OUT_OF_ORDER and seal is not None and seal.is_closed and not is_over:
+            error = KafkaError("it is sealed", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self.refused(records, error)
         refusal = AppendResult.refused(error)
         if error.code is not _OUT_OF_ORDER:
@@ -508,7 +513,7 @@ class PartitionProducers:
             not_leader = AppendResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             told.resolve(refusal if barrier.error is None else not_leader)
 
-        confirm().when_done(confirmed)
+        replica.read_barrier().when_done(confirmed)
         return told.result() if told.is_done else told
 
     def appended(self, header: BatchHeader, batch: Buffer = b"") -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from attrs import define, field, frozen
 
-from raftmq.errors import NotLeaderError
+from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.aborted import Aborted, UntoldError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
@@ -298,6 +298,8 @@ class FakeReplica:
             raise self.refusal
         if not self.is_leader:
             raise NotLeaderError()
+        if self.newest_seal is not None and self.newest_seal.is_closed:
+            raise KafkaError("it is sealed", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         base = self.log.log_end_offset
         stamp(batch, base, self.leader_epoch)
         data = bytes(batch)

@@ -25,11 +25,13 @@ from raftmq.partition.producers import (
 from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
 from raftmq.records import NewRecord, build_batch, parse_header
+from raftmq.replication.seals import Seal
 from raftmq.types import LeaderEpoch, RaftIndex
 from tests.partition.fake_replica import REPLICAS, Bench
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
+UNKNOWN_PARTITION = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def batch(sequence: int, count: int = 1, *, epoch: int = 0, producer_id: int = 9) -> memoryview:
@@ -65,10 +67,15 @@ def full_disk(bench: Bench, is_well: bool) -> None:
     bench.replica.refusal = None if is_well else StorageError("disk full")
 
 
+def sealed(bench: Bench, is_well: bool) -> None:
+    bench.replica.seal(Seal(8 if is_well else 7, is_closed=not is_well))
+
+
 REASONS = [
     pytest.param(no_leader, NOT_LEADER, id="not leading yet"),
     pytest.param(too_few, ErrorCode.NOT_ENOUGH_REPLICAS, id="too few in sync"),
     pytest.param(full_disk, ErrorCode.KAFKA_STORAGE_ERROR, id="disk full"),
+    pytest.param(sealed, UNKNOWN_PARTITION, id="sealed"),
 ]
 
 
@@ -89,6 +96,20 @@ def test_what_follows_a_refused_batch_is_refused_for_the_same_reason(
     again = [batch(before, 2), *following]
     assert [send(bench, records) for records in again] == [ErrorCode.NONE] * 5
     assert bench.replica.log_end_offset == before + 6
+
+
+def test_behind_a_seal_nothing_is_out_of_order_however_often_it_comes() -> None:
+    """Its producer is to look for another partition, not to begin a new epoch for all of them; and
+    what the log has is told so, behind the seal as before it."""
+    bench = made()
+    assert [send(bench, batch(i)) for i in range(2)] == [ErrorCode.NONE] * 2
+    sealed(bench, False)
+    assert send(bench, batch(2)) is UNKNOWN_PARTITION
+    for sequence in range(3, 3 + 3 * BATCHES_REMEMBERED):
+        assert send(bench, batch(sequence)) is UNKNOWN_PARTITION
+    assert send(bench, batch(2, epoch=1)) is UNKNOWN_PARTITION
+    assert send(bench, batch(1)) is ErrorCode.NONE, "it is there"
+    assert bench.replica.log_end_offset == 2
 
 
 def test_several_refused_and_the_last_ones_in_time() -> None:

@@ -166,7 +166,6 @@ def test_a_seal_waits_for_the_ends_of_open_transactions() -> None:
     bench.partition.end_transaction(other)
     assert bench.partition.seal(seal), "the end is in the log, if not committed"
     assert bench.replica.newest_seal == seal
-    open_one(bench)
     assert bench.partition.seal(Seal(9, is_closed=False)), "an opening waits for nothing"
     bench.replica.follow()
     assert not bench.partition.seal(Seal(11, is_closed=True))
