@@ -23,6 +23,48 @@ class TlsEndedError(RemoteProtocolError):
     """The other side said goodbye: no plaintext will come any more."""
 
 
+class TlsTrustError(RemoteProtocolError):
+    """A certificate is not trusted, the other side's or ours: trying again does not help."""
+
+
+_REFUSALS: Final = (
+    "ALERT_ACCESS_DENIED",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_CERTIFICATE_EXPIRED",
+    "ALERT_CERTIFICATE_REQUIRED",
+    "ALERT_CERTIFICATE_REVOKED",
+    "ALERT_CERTIFICATE_UNKNOWN",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_UNSUPPORTED_CERTIFICATE",
+)
+"""Ends of the reasons by which OpenSSL tells that the other side refuses our certificate."""
+
+
+def _fault(error: ssl.SSLError) -> RemoteProtocolError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsTrustError(f"TLS: the certificate is not trusted: {error}")
+    if (error.reason or "").endswith(_REFUSALS):
+        return TlsTrustError(f"TLS: our certificate is refused: {error}")
+    return RemoteProtocolError(f"TLS: {error}")
+
+
+def key_trouble(
+    error: ssl.SSLError, password_key: str, is_encrypted: bool, has_password: bool
+) -> str:
+    """Why a certificate and its private key could not be loaded.
+
+    Args:
+        password_key: the setting that says with what the key is encrypted.
+    """
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "it is not the key of the certificate"
+    if is_encrypted and has_password:
+        return f"{password_key} does not open it"
+    if is_encrypted:
+        return f"it is encrypted; say in {password_key} with what"
+    return "no private key in PEM, or not one that can be used"
+
+
 @define(eq=False)
 class TlsLayer:
     """One TLS connection in memory, of a client unless `is_server`."""
@@ -52,15 +94,16 @@ class TlsLayer:
         node calls it in a worker thread.
 
         Raises:
-            RemoteProtocolError: no TLS, or a certificate that is not trusted.
+            TlsTrustError: a certificate is not trusted.
+            RemoteProtocolError: no TLS.
         """
         try:
             self._tls.do_handshake()
             self.is_ready = True
         except ssl.SSLWantReadError:
             return
-        except (ssl.SSLError, ssl.CertificateError) as error:
-            raise RemoteProtocolError(f"TLS: {error}") from error
+        except ssl.SSLError as error:
+            raise _fault(error) from error
 
     @property
     def peer_certificate(self) -> bytes | None:
@@ -133,7 +176,7 @@ class TlsLayer:
         except ssl.SSLWantReadError:
             return 0
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS: {error}") from error
+            raise _fault(error) from error
         count: int = answer  # of bytes put into the buffer
         if count == 0:
             raise TlsEndedError("TLS: the other side closed the connection")
@@ -159,4 +202,4 @@ class TlsLayer:
         except ssl.SSLWantReadError:
             return  # it was said; the other side's is not waited for
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"TLS: {error}") from error
+            raise _fault(error) from error

@@ -6,9 +6,11 @@ before this module is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import getdoc
+from functools import wraps
+from inspect import Parameter, getdoc, signature
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,7 +19,15 @@ from typer.core import TyperGroup
 from raftmq.cli.acls import acl_app
 from raftmq.cli.bench import bench
 from raftmq.cli.cluster import cluster_app
-from raftmq.cli.common import end, tell_errors_as_json, tells_errors_as_json
+from raftmq.cli.common import (
+    SecurityOption,
+    bootstrap_of,
+    end,
+    reported,
+    secured_by,
+    tell_errors_as_json,
+    tells_errors_as_json,
+)
 from raftmq.cli.configs import config_app
 from raftmq.cli.consume import consume
 from raftmq.cli.export import export
@@ -147,6 +157,41 @@ app.add_typer(log_app, name="log", rich_help_panel="Files")
 app.command(rich_help_panel="Files")(recover)
 
 
+def _secure(commands: typer.Typer) -> None:
+    """Give every command that asks a cluster the option --security."""
+    for command in commands.registered_commands:
+        if command.callback is not None and "bootstrap" in signature(command.callback).parameters:
+            command.callback = _with_security(command.callback)
+    for group in commands.registered_groups:
+        assert group.typer_instance is not None
+        _secure(group.typer_instance)
+
+
+def _with_security(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose clients do as the file of its --security says; one that names brokers is
+    asked for them where nobody else does."""
+
+    @wraps(command)
+    def run(ctx: typer.Context, security: Path | None, **given: Any) -> None:
+        with reported(), secured_by(security) as said:
+            command(**{**given, "bootstrap": bootstrap_of(ctx, said)})
+
+    own = signature(command, eval_str=True)
+    words = list(own.parameters.values())
+    after = 1 + [word.name for word in words].index("bootstrap")
+    keyword = Parameter.KEYWORD_ONLY
+    more = [
+        Parameter("ctx", keyword, annotation=typer.Context),
+        *words[:after],
+        Parameter("security", keyword, default=None, annotation=SecurityOption),
+        *words[after:],
+    ]
+    parameters = [word.replace(kind=keyword) for word in more]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {word.name: word.annotation for word in parameters}
+    return run
+
+
 def _flow(commands: typer.Typer) -> None:
     """Let paragraphs of help flow: typer would break them where the source does, and once more."""
     for command in commands.registered_commands:
@@ -157,4 +202,5 @@ def _flow(commands: typer.Typer) -> None:
         _flow(group.typer_instance)
 
 
+_secure(app)
 _flow(app)

@@ -19,6 +19,7 @@ from raftmq.cli.common import (
     Bar,
     Bootstrap,
     CommandError,
+    client_security,
     open_admin,
     partitions_of,
     progress_bar,
@@ -120,7 +121,13 @@ def _latency(
     bootstrap: str, topic: str, value: bytes, acks: Acks, count: int, pace: _Pace
 ) -> tuple[object, ...]:
     times = []
-    with Producer(bootstrap, acks=acks.value, linger_ms=0, client_id="raftmq-bench") as producer:
+    with Producer(
+        bootstrap,
+        security=client_security(),
+        acks=acks.value,
+        linger_ms=0,
+        client_id="raftmq-bench",
+    ) as producer:
         producer.send(topic, value, partition=0).result()  # connections, producer id
         begun = time.perf_counter()
         for _ in range(count):
@@ -147,6 +154,7 @@ def _write(
 ) -> tuple[object, ...]:
     with Producer(
         bootstrap,
+        security=client_security(),
         acks=acks.value,
         compression=compression.value,
         batch_bytes=512 * 1024,
@@ -169,7 +177,7 @@ def _write(
 def _read(
     bootstrap: str, starts: dict[TopicPartition, int], count: int, size: int, pace: _Pace
 ) -> tuple[object, ...]:
-    with Consumer(bootstrap, client_id="raftmq-bench") as consumer:
+    with Consumer(bootstrap, security=client_security(), client_id="raftmq-bench") as consumer:
         consumer.assign(starts)
         got = 0
         begun = time.perf_counter()

@@ -27,6 +27,7 @@ from raftmq.cli.common import (
     NoWait,
     Timeout,
     check_reachable,
+    client_security,
     format_time,
     open_admin,
     parse_addresses,
@@ -140,8 +141,8 @@ def _look_until(wait: float, bootstrap: str, timeout: float, addresses: list[str
     try:
         check_reachable(bootstrap, max(wait, min(REFUSED_S, timeout)))
         with (
-            Admin(bootstrap, timeout_ms=timeout * 1000) as admin,
-            Admin(bootstrap, timeout_ms=patience_s * 1000) as finder,
+            Admin(bootstrap, security=client_security(), timeout_ms=timeout * 1000) as admin,
+            Admin(bootstrap, security=client_security(), timeout_ms=patience_s * 1000) as finder,
         ):
             while True:
                 info = admin.cluster()

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 import typer
+from attrs import frozen
 
 from raftmq.cli.console import note, out, out_json
 from raftmq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNKNOWN, EXIT_USAGE
@@ -26,7 +28,9 @@ from raftmq.foreign import ascii_json, visible
 from raftmq.ports import DiskError
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
+from raftmq_client.core.security import Security
 from raftmq_client.errors import (
+    AuthenticationError,
     BrokerError,
     ClientError,
     ConnectionFailedError,
@@ -35,6 +39,12 @@ from raftmq_client.errors import (
     UsageError,
 )
 from raftmq_client.options import parse_bootstrap
+from raftmq_client.security_file import (
+    AdminAccess,
+    ClientAccess,
+    SecurityFile,
+    read_security_file,
+)
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 
@@ -56,6 +66,15 @@ AdminPorts = Annotated[
         envvar="RAFTMQ_ADMIN",
         metavar="HOST:PORT,...",
         help="Admin ports to ask, also where no client port answers; the rest is found.",
+    ),
+]
+SecurityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--security",
+        envvar="RAFTMQ_SECURITY",
+        metavar="FILE",
+        help="TLS, SASL and the admin port's token: TOML or Kafka's properties.",
     ),
 ]
 Timeout = Annotated[
@@ -134,7 +153,58 @@ def open_admin(bootstrap: str, timeout_s: float) -> Admin:
         UsageError, ConnectionFailedError: as `check_reachable`.
     """
     check_reachable(bootstrap, min(REFUSED_S, timeout_s))
-    return Admin(bootstrap, timeout_ms=timeout_s * 1000)
+    return Admin(bootstrap, security=client_security(), timeout_ms=timeout_s * 1000)
+
+
+@frozen
+class _Chosen:
+    file: SecurityFile = SecurityFile()
+    security: Security | None = None
+
+
+_NOTHING: Final = _Chosen()
+_chosen: Final = ContextVar("security", default=_NOTHING)
+
+
+@contextmanager
+def secured_by(file: Path | None) -> Iterator[SecurityFile]:
+    """Let all clients of a command, and those of admin ports, do as the file says; gives what it
+    says. Every command that asks a cluster runs in this block.
+
+    Raises:
+        UsageError: the file, or one that it names, cannot be used.
+    """
+    said = SecurityFile() if file is None else read_security_file(file)
+    shown = said.access.security()  # what cannot be loaded is told before anybody is asked
+    said.admin.context()
+    before = _chosen.set(_Chosen(said, shown))
+    try:
+        yield said
+    finally:
+        _chosen.reset(before)
+
+
+def bootstrap_of(ctx: typer.Context, said: SecurityFile) -> str:
+    """The brokers that a command asks first: as its words or the environment say, else the file."""
+    given = str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP)
+    source = ctx.get_parameter_source("bootstrap")
+    is_said = source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+    return given if is_said or not said.bootstrap else said.bootstrap
+
+
+def client_security() -> Security | None:
+    """What every client of a command takes as `security=`."""
+    return _chosen.get().security
+
+
+def client_access() -> ClientAccess:
+    """The same as plain data, for processes elsewhere."""
+    return _chosen.get().file.access
+
+
+def admin_access() -> AdminAccess:
+    """How admin ports are asked, as far as the file says."""
+    return _chosen.get().file.admin
 
 
 _as_json: Final = ContextVar("errors_as_json", default=False)
@@ -243,6 +313,11 @@ def hint_for(error: ClientError) -> str:
         return HINTS.get(error.code, "")
     if ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name in str(error):  # brokers said so until the end
         return HINTS[ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    if isinstance(error, AuthenticationError):
+        return (
+            "--security FILE, or RAFTMQ_SECURITY, says who you are and whom you trust: "
+            "docs/security.md."
+        )
     if isinstance(error, ConnectionFailedError) or (
         isinstance(error, TimedOutError) and error.outcome is Outcome.FAILED
     ):

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import typer
 
-from raftmq.cli.common import DEFAULT_BOOTSTRAP, check_reachable
+from raftmq.cli.common import bootstrap_of, check_reachable, client_security, secured_by
 from raftmq.errors import RaftmqError
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ResourceType
@@ -25,13 +25,19 @@ def _offered(ask: Callable[[Admin], Iterable[object]]) -> Complete:
     """Offers what `ask` finds that begins as the word does."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        bootstrap = ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP
         begun = time.monotonic()
         try:
-            check_reachable(bootstrap, 0)
-            left_s = max(0.1, PATIENCE_S - (time.monotonic() - begun))
-            with Admin(bootstrap, client_id="raftmq-cli", timeout_ms=left_s * 1000) as admin:
-                found = [str(item) for item in ask(admin)]
+            with secured_by(ctx.params.get("security")) as said:
+                bootstrap = bootstrap_of(ctx, said)
+                check_reachable(bootstrap, 0)
+                left_s = max(0.1, PATIENCE_S - (time.monotonic() - begun))
+                with Admin(
+                    bootstrap,
+                    security=client_security(),
+                    client_id="raftmq-cli",
+                    timeout_ms=left_s * 1000,
+                ) as admin:
+                    found = [str(item) for item in ask(admin)]
         except (RaftmqError, OSError, ExceptionGroup):
             return []
         return [word for word in found if word.startswith(incomplete)]

@@ -21,6 +21,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     check_reachable,
+    client_security,
     parse_time,
     printable,
     reported,
@@ -120,6 +121,7 @@ def consume(
         reader = _Reader(write, count, follow and not exit_at_end, idle, is_member=is_member)
         with Consumer(
             bootstrap,
+            security=client_security(),
             group=group,
             topics=(name,) if is_member else (),
             reset="latest" if offset in ("latest", "end") else "earliest",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +23,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     check_reachable,
+    client_access,
     parse_pairs,
     progress_bar,
     reported,
@@ -137,15 +137,6 @@ Append = Annotated[
     bool, typer.Option("--append", help="--replay: also into a topic that has other records.")
 ]
 
-SecurityFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--security",
-        metavar="FILE",
-        help="TLS and SASL: a file of Kafka's client properties security.*, sasl.* and ssl.*.",
-    ),
-]
-
 
 def export(
     topics: Topics = None,
@@ -153,7 +144,6 @@ def export(
     group: Group = None,
     until: UntilOption = Until.STABLE,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    security: SecurityFile = None,
     engine: EngineOption = Engine.AUTO,
     master: Master = None,
     conf: Conf = None,
@@ -195,7 +185,7 @@ def export(
         from raftmq_spark.export.store import locate
 
         location = locate(to)
-        client = _client(bootstrap, security, timeout)
+        client = _client(bootstrap, timeout)
         if verify:
             _verify(location, None if no_log else client, as_json=as_json)
             return
@@ -242,14 +232,11 @@ def _check_words(
             raise CommandError("--group: whose committed offsets say what is new?", EXIT_USAGE)
 
 
-def _client(bootstrap: str, security: Path | None, timeout_s: float) -> ClientSettings:
-    from raftmq_spark.properties import read_security_file
-    from raftmq_spark.security import read_client_settings
+def _client(bootstrap: str, timeout_s: float) -> ClientSettings:
+    from raftmq_spark.security import ClientSettings
 
-    options = {} if security is None else read_security_file(security)
-    settings = read_client_settings({**options, "kafka.client.id": "raftmq-cli"}, bootstrap)
-    settings.security()  # a certificate that cannot be read is told before anything starts
-    return evolve(settings, timeout_ms=int(timeout_s * 1000))
+    timeout_ms = int(timeout_s * 1000)
+    return ClientSettings(bootstrap, "raftmq-cli", timeout_ms=timeout_ms, access=client_access())
 
 
 @contextmanager

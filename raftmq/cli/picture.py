@@ -14,13 +14,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 from attrs import define, field
 
-from raftmq.cli.common import CommandError
+from raftmq.cli.common import CommandError, admin_access
 from raftmq.cli.main import EXIT_USAGE
 from raftmq.types import METADATA_TOPIC
 from raftmq_client.blocking.admin import Admin
@@ -319,8 +320,11 @@ def _registered(reports: Iterable[NodeReport]) -> dict[str, int]:
 def _ask_all(addresses: list[str], timeout_s: float) -> list[NodeReport]:
     if not addresses:
         return []
+    # Each thread knows the command's --security by a copy of this one's context.
+    contexts = [copy_context() for _ in addresses]
     with ThreadPoolExecutor(min(len(addresses), ASKED_AT_ONCE_MAX)) as pool:
-        return list(pool.map(lambda address: ask_node(address, timeout_s), addresses))
+        asked = zip(contexts, addresses, strict=True)
+        return list(pool.map(lambda one: one[0].run(ask_node, one[1], timeout_s), asked))
 
 
 def ask_node(address: str, timeout_s: float) -> NodeReport:
@@ -355,13 +359,14 @@ def _reason(error: object) -> str:
 
 
 def admin_request(address: str, path: str, body: object = None) -> urllib.request.Request:
-    """A request for a page of an admin port, with the token that the environment names; a body
-    makes it a POST.
+    """A request for a page of an admin port, with the token that the file of --security or the
+    environment names; a body makes it a POST.
 
     Raises:
         CommandError: the file of the token cannot be read.
     """
-    scheme = "https" if os.environ.get(ADMIN_CA_FILE) else "http"
+    has_tls = admin_access().tls is not None or os.environ.get(ADMIN_CA_FILE)
+    scheme = "https" if has_tls else "http"
     request = urllib.request.Request(f"{scheme}://{address}{path}")
     if body is not None:
         request.data = msgspec.json.encode(body)
@@ -382,6 +387,8 @@ def open_page(request: urllib.request.Request, timeout_s: float) -> Any:
 
 
 def _admin_context() -> ssl.SSLContext | None:
+    if (said := admin_access().context()) is not None:
+        return said
     ca = os.environ.get(ADMIN_CA_FILE)
     if not ca:
         return None
@@ -397,6 +404,8 @@ def _admin_context() -> ssl.SSLContext | None:
 
 
 def _admin_token() -> str:
+    if said := admin_access().token:
+        return said
     path = os.environ.get(ADMIN_TOKEN_FILE)
     if not path:
         return os.environ.get(ADMIN_TOKEN, "").strip()
@@ -416,4 +425,5 @@ def admin_refusal(error: urllib.error.HTTPError) -> str:
     except (OSError, msgspec.MsgspecError):
         told = ""
     why = str(told) or f"HTTP {error.code}"
-    return f"{why}; {ADMIN_TOKEN_FILE} names a file with the token" if error.code == 401 else why
+    where = f"admin.token_file of --security FILE, or {ADMIN_TOKEN_FILE}, names a file with it"
+    return f"{why}; {where}" if error.code == 401 else why

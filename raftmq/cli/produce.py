@@ -22,6 +22,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     check_reachable,
+    client_security,
     hint_for,
     open_admin,
     reported,
@@ -132,6 +133,7 @@ def produce(
         check_reachable(bootstrap, min(REFUSED_S, timeout))
         with Producer(
             bootstrap,
+            security=client_security(),
             acks=acks.value,
             compression=compression.value,
             delivery_timeout_ms=timeout * 1000,

@@ -22,6 +22,7 @@ from raftmq.cli.common import (
     Bootstrap,
     CommandError,
     Timeout,
+    client_security,
     format_time,
     known_offsets,
     open_admin,
@@ -305,7 +306,7 @@ def show_dead(
             first = start if every else at
             ranges[key] = first, min(end, first + count)
         rows: list[tuple[Any, ...]] = []
-        with Consumer(bootstrap) as consumer:
+        with Consumer(bootstrap, security=client_security()) as consumer:
             for batch in _read(consumer, ranges):
                 rows += [_row(record) for record in batch]
         rows.sort(key=lambda row: row[:2])
@@ -394,8 +395,10 @@ def _replay(
     sent = 0
     with (
         progress_bar("replay", as_json) as bar,
-        Producer(bootstrap) as producer,
-        Consumer(bootstrap, group=replay_group(topic), auto_commit_ms=None) as consumer,
+        Producer(bootstrap, security=client_security()) as producer,
+        Consumer(
+            bootstrap, security=client_security(), group=replay_group(topic), auto_commit_ms=None
+        ) as consumer,
     ):
         for batch in _read(consumer, ranges):
             chosen = batch if count is None else batch[: count - sent]

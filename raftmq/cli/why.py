@@ -23,6 +23,7 @@ from raftmq.cli.common import (
     CommandError,
     Timeout,
     check_reachable,
+    client_security,
     parse_addresses,
     reported,
     show_json,
@@ -114,7 +115,7 @@ def _picture(bootstrap: str, timeout: float, addresses: list[str]) -> Picture:
     patience_s = min(timeout, NODE_TIMEOUT_S)
     try:
         check_reachable(bootstrap, 0.0)
-        with Admin(bootstrap, timeout_ms=patience_s * 1e3) as admin:
+        with Admin(bootstrap, security=client_security(), timeout_ms=patience_s * 1e3) as admin:
             return take_picture(admin, addresses, patience_s)
     except ClientError:
         if not addresses:

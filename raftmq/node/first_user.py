@@ -7,7 +7,6 @@ module are keys; the password is never shown.
 from __future__ import annotations
 
 import secrets
-import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -28,8 +27,9 @@ from raftmq.sasl.scram import (
     salt_text,
     salted_password,
 )
+from raftmq.secret_file import SecretFileError, first_line, read_secret
 
-LINE_LENGTH_MAX: Final = 4_096
+LINE_BYTES_MAX: Final = 4_096
 AGAIN_S: Final = 1.0
 
 logger = structlog.get_logger("raftmq.security")
@@ -50,15 +50,9 @@ def read_first_user(path: Path) -> FirstUser:
         ConfigError: it cannot be used; it says why, and nothing of what stands there.
     """
     try:
-        mode = path.stat().st_mode
-        with path.open(encoding="utf-8") as lines:
-            line = lines.readline(LINE_LENGTH_MAX).rstrip("\r\n")
-    except OSError as error:
-        raise _refusal(path, error.strerror or "cannot be read") from None
-    except UnicodeDecodeError:
-        raise _refusal(path, "is no text") from None
-    if mode & stat.S_IROTH:
-        raise _refusal(path, "everyone may read it: chmod o-r")
+        line = first_line(read_secret(path, LINE_BYTES_MAX))
+    except SecretFileError as error:
+        raise _refusal(path, str(error)) from None
     name, _, password = line.partition(":")
     if not name or not password:
         raise _refusal(path, "its first line is not NAME:PASSWORD")

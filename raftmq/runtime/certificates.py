@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import stat
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from raftmq.config import ClientListener, ConfigError, NodeConfig
+from raftmq.secret_file import SecretFileError, check_private
+from raftmq.tls import key_trouble
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\r?\n.+?-----END CERTIFICATE-----", re.DOTALL)
 _VERIFY: Final = {
@@ -176,8 +177,10 @@ def show(context: ssl.SSLContext, files: PemFiles) -> float:
     certificate, key = files.certificate, files.key
     context.minimum_version = files.minimum_version
     text = _text(files, "certificate_file", certificate)
-    if _read(files, "key_file", key, lambda: os.stat(key).st_mode) & stat.S_IROTH:
-        raise _refusal(files, "key_file", key, "everyone may read it: chmod o-r")
+    try:
+        check_private(key)
+    except SecretFileError as error:
+        raise _refusal(files, "key_file", key, str(error)) from None
     try:
         expires_s = min(not_after(der) for der in _certificates(text))
     except (ValueError, IndexError):
@@ -189,7 +192,7 @@ def show(context: ssl.SSLContext, files: PemFiles) -> float:
     try:
         context.load_cert_chain(certificate, key, password.rstrip("\r\n"))
     except ssl.SSLError as error:
-        why = _why(error, is_encrypted=is_encrypted, has_password=bool(password))
+        why = key_trouble(error, "key_password_file", is_encrypted, bool(password))
         raise _refusal(files, "key_file", key, f"{why} (certificate: {certificate})") from None
     except OSError as error:
         raise _refusal(files, "key_file", key, error.strerror or str(error)) from None
@@ -209,16 +212,6 @@ def trust(context: ssl.SSLContext, files: PemFiles) -> None:
             context.load_verify_locations(cadata=ca_text)
         except (ssl.SSLError, ValueError):
             raise _refusal(files, files.ca_key, files.ca, "no certificate in PEM") from None
-
-
-def _why(error: ssl.SSLError, *, is_encrypted: bool, has_password: bool) -> str:
-    if error.reason == "KEY_VALUES_MISMATCH":
-        return "it is not the key of the certificate"
-    if is_encrypted and has_password:
-        return "key_password_file does not open it"
-    if is_encrypted:
-        return "it is encrypted; say in key_password_file with what"
-    return "no private key in PEM, or not one that can be used"
 
 
 def _text(files: PemFiles, key: str, path: Path) -> str:

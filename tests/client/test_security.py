@@ -26,7 +26,6 @@ from raftmq_client import (
     Plain,
     Scram,
     Security,
-    TimedOutError,
     UsageError,
 )
 from raftmq_client.core.client import ClientCore, ClientOptions
@@ -237,8 +236,8 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(front: FakeBroker) -> 
     with open_driver("blocking") as driver:
         strange = ssl.create_default_context()
         with (
-            driver.admin(front.address, security=strange, timeout_ms=500) as admin,
-            pytest.raises(TimedOutError, match="CERTIFICATE_VERIFY_FAILED"),
+            driver.admin(front.address, security=strange, timeout_ms=30_000) as admin,
+            pytest.raises(AuthenticationError, match=r"not trusted.*CERTIFICATE_VERIFY_FAILED"),
         ):
             admin.brokers()
 

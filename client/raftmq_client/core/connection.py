@@ -31,7 +31,7 @@ from raftmq.protocol import (
     encode_request,
     encode_request_header,
 )
-from raftmq.tls import TlsLayer
+from raftmq.tls import TlsLayer, TlsTrustError
 from raftmq.types import Buffer
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.security import (
@@ -257,6 +257,8 @@ class ConnectionCore:
                 return
             for frame in self._reader.received(count):
                 self._answer(frame, now)
+        except TlsTrustError as error:
+            self.fail(str(error), now, AuthenticationError(str(error)))
         except RemoteProtocolError as error:
             self.fail(f"the broker broke the protocol: {error}{self._hint()}", now)
 

@@ -16,7 +16,6 @@ A file holds a token in each line, so that one can be replaced: first both, then
 from __future__ import annotations
 
 import hmac
-import stat
 from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -26,9 +25,9 @@ from attrs import field, frozen
 
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.runtime.certificates import FileMark, mark_of
+from raftmq.secret_file import SecretFileError, read_secret
 
 TOKEN_LENGTH_MIN: Final = 16
-FILE_BYTES_MAX: Final = 64 << 10
 _SCHEME: Final = "bearer "
 _HEALTH: Final = frozenset(("/health", "/health/ready", "/health/live"))
 _READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -173,13 +172,9 @@ def read_tokens(path: Path) -> Tokens:
     """
     mark = mark_of(path)
     try:
-        mode = path.stat().st_mode
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX)
-    except OSError as error:
-        raise _refusal(path, error.strerror or "cannot be read") from None
-    if mode & stat.S_IROTH:
-        raise _refusal(path, "everyone may read it: chmod o-r")
+        text = read_secret(path)
+    except SecretFileError as error:
+        raise _refusal(path, str(error)) from None
     tokens = tuple(filter(None, map(bytes.strip, text.splitlines())))
     if not tokens or min(map(len, tokens)) < TOKEN_LENGTH_MIN:
         wanted = f"of {TOKEN_LENGTH_MIN} characters or more (openssl rand -hex 32)"
