@@ -39,7 +39,7 @@ from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate
 from raftmq.runtime.clock import CoreTimes
 from raftmq.runtime.data_folder import DataFolder, DataFolderError
-from raftmq.runtime.peer_links import PeerIdentity
+from raftmq.runtime.peer_hello import PeerIdentity
 from raftmq.types import NodeId, StorageId
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from raftmq.config import Address
 from raftmq.ports import DiskError
 from raftmq.raft.messages import StoredChunk, VoteReply
 from raftmq.replication.messages import NodeBeat, decode
+from raftmq.runtime.peer_hello import PEER_FORMATS
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,
@@ -26,7 +27,6 @@ from raftmq.runtime.peer_links import (
     KIND_HEARTBEATS,
     KIND_METADATA,
     KIND_RAFT,
-    PEER_FORMATS,
 )
 from raftmq.runtime.peer_streams import KIND_STORED
 from raftmq.types import Buffer, NodeId

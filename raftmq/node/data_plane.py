@@ -23,6 +23,7 @@ from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.multiraft import MultiRaft, Stream
 from raftmq.replication.ports import ReplicaConfig
+from raftmq.runtime.peer_hello import PeerIdentity
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_BROKER_BEAT,
@@ -30,7 +31,6 @@ from raftmq.runtime.peer_links import (
     KIND_HEARTBEATS,
     KIND_METADATA,
     KIND_RAFT,
-    PeerIdentity,
 )
 from raftmq.runtime.peer_streams import KIND_STORED
 from raftmq.types import Buffer, NodeId, ReplicaId

@@ -22,7 +22,7 @@ from raftmq.raft.messages import StoredChunk
 from raftmq.replication.catch_up import CatchUp, CatchUpRate
 from raftmq.runtime.clock import CoreTimes
 from raftmq.runtime.data_folder import DataFolder
-from raftmq.runtime.peer_links import PeerIdentity
+from raftmq.runtime.peer_hello import PeerIdentity
 from raftmq.runtime.peer_streams import StreamCounts
 from raftmq.runtime.threads import WorkerPool
 from raftmq.types import Buffer, NodeId

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -39,11 +38,20 @@ from crc32c import crc32c
 
 from raftmq.config import Address
 from raftmq.errors import RemoteProtocolError
-from raftmq.foreign import decode_foreign
-from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
 from raftmq.runtime.loop import LoopBudget
+from raftmq.runtime.peer_hello import (
+    PEER_FORMATS,
+    STREAMS,
+    Hello,
+    PeerIdentity,
+    check_hello,
+    common_format,
+    identity_of,
+    read_hello,
+    write_hello,
+)
 from raftmq.runtime.peer_streams import (
     FRAME_HEADER,
     KIND_PART,
@@ -61,22 +69,10 @@ from raftmq.runtime.peer_streams import (
     StreamCounts,
 )
 from raftmq.runtime.peer_tls import PeerTls
-from raftmq.runtime.sockets import read_exactly, tune
+from raftmq.runtime.sockets import tune
 from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
 from raftmq.types import Buffer, NodeId, StorageId
 
-PEER_FORMATS: Final = (5, FORMAT_MAX)
-"""The oldest and the newest format of messages between nodes that this version speaks. A change
-that an older node would not understand is a new format, used only on streams of that format
-(`version`), so nodes of two versions work together. 2: a frame may hold several
-messages (`FrameBatcher`); 3: quiescent groups are compared in parts; 4: the metadata group
-and requests between brokers have a stream of their own, brokers' heartbeats go by that of
-heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature levels; 7: metadata
-commands and snapshots may hold transactions; 8: metadata may hold moves and states of
-nodes, for which the controller has calls; 9: metadata may hold rules of who may do what and users,
-likewise; 10: topics may shrink: metadata holds views, logs hold seals; 11: leaders of
-delay partitions deliver; 12: metadata may hold views with conditions."""
-HELLO_BYTES_MAX: Final = 4096
 BACKOFF_MS: Final = (20, 1000)
 HELLO_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 2.0
@@ -102,7 +98,6 @@ REASON_LENGTH_MAX: Final = 300
 _TOLD_MAX: Final = 64
 _OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-STREAMS: Final = tuple(Stream)
 _VITAL: Final = (Stream.BULK, Stream.CONTROL)
 """A peer is connected while both stand, and lost with either."""
 KIND_RAFT: Final = 1
@@ -141,84 +136,7 @@ PIECES_MAX: Final = 512
 logger = structlog.get_logger("raftmq.peers")
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """How a node introduces itself on every stream; `address` is where it can be dialled.
-
-    `version` is the oldest format it speaks; nodes of format 5 know nothing of `formats` and look
-    at it alone. `formats` are the oldest and the newest one; without them `version` is the only
-    one. `why` gives the reason for an oldest format that the version itself does not demand.
-    """
-
-    version: int
-    cluster_id: str
-    node_id: int
-    storage_id: str
-    stream: str
-    address: str = ""
-    formation_id: str = ""
-    refusal: str = ""
-    formats: tuple[int, int] | None = None
-    why: str = ""
-    process_id: str = ""
-    """Drawn at each start: two processes that both live are two, also with the same storage."""
-    is_taken: bool = False
-    """Beside a refusal: another process of this node id stands."""
-    takes_tls: bool = False
-    """A listener that need not be spoken to plain."""
-
-    @property
-    def spoken(self) -> tuple[int, int]:
-        """The oldest and the newest format."""
-        return self.formats or (self.version, self.version)
-
-
-_hello_decoder: Final = msgspec.json.Decoder(Hello)
-
-
-@frozen(slots=True)
-class PeerIdentity:
-    """The node, with its storage, at the other end of a stream."""
-
-    node_id: NodeId
-    storage_id: StorageId
-
-
 FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
-
-
-def common_format(mine: Hello, theirs: Hello) -> int:
-    """The newest format that both speak; 0 when there is none."""
-    oldest = max(mine.spoken[0], theirs.spoken[0])
-    newest = min(mine.spoken[1], theirs.spoken[1])
-    return newest if oldest <= newest else 0
-
-
-def _formats(hello: Hello) -> str:
-    oldest, newest = hello.spoken
-    span = f"format {oldest}" if oldest == newest else f"formats {oldest} to {newest}"
-    return f"{span} at node {hello.node_id}{f' ({hello.why})' if hello.why else ''}"
-
-
-def check_hello(mine: Hello, theirs: Hello) -> str:
-    """Say why `theirs` cannot talk to `mine`; "" when it can."""
-    if theirs.refusal:
-        return theirs.refusal
-    if not common_format(mine, theirs):
-        older = min(mine, theirs, key=lambda hello: hello.spoken[1])
-        return (
-            f"peer {_formats(theirs)}, {_formats(mine)}: none in common, start a newer raftmq on "
-            f"node {older.node_id}"
-        )
-    if theirs.cluster_id != mine.cluster_id:
-        return f"cluster_id {theirs.cluster_id!r}, this node is of {mine.cluster_id!r}"
-    if theirs.node_id == mine.node_id:
-        return f"node_id {theirs.node_id} is this node's own"
-    if mine.formation_id and theirs.formation_id and mine.formation_id != theirs.formation_id:
-        return (
-            f"formation {theirs.formation_id} of cluster {theirs.cluster_id!r}, this node is of "
-            f"{mine.formation_id}: a majority of one of them was wiped and formed anew"
-        )
-    return ""
 
 
 class PeerLinks:
@@ -582,7 +500,7 @@ class PeerLinks:
                 tune(plain, UNSENT_CHUNK_BYTES_MAX if stream.name == Stream.CATCH_UP else 0)
                 sock = await self._protect(plain, stream, address)
                 mine = msgspec.structs.replace(self._hello, stream=stream.name)
-                await _write_hello(sock, mine)
+                await write_hello(sock, mine)
                 theirs = await self._read_answer(sock, address)
                 await self._until_whole(stream.node_id)
                 reason = check_hello(self._hello, theirs)  # which may demand more by now
@@ -593,7 +511,7 @@ class PeerLinks:
                     raise PeerRefusedError(f"{address}: {reason}")
                 stream.version = common_format(self._hello, theirs)
                 stream.process_id = theirs.process_id
-                return sock, _identity(theirs)
+                return sock, identity_of(theirs)
             except BaseException:
                 plain.close()
                 raise
@@ -628,7 +546,7 @@ class PeerLinks:
             PeerRefusedError: it does not trust this node.
         """
         try:
-            theirs = await _read_hello(sock)
+            theirs = await read_hello(sock)
         except ConnectionAbortedError as error:
             if isinstance(sock, PeerTlsSocket):  # the other side may verify after this one is ready
                 raise PeerRefusedError(f"{address}: it refuses this node: {error}") from None
@@ -706,8 +624,8 @@ class PeerLinks:
             if sock is None:
                 return None
             try:
-                theirs = await _read_hello(sock)
-                identity = _identity(theirs)
+                theirs = await read_hello(sock)
+                identity = identity_of(theirs)
             except (PeerRefusedError, RemoteProtocolError) as error:
                 self.refusals["hello"] += 1
                 reason = str(error)[:REASON_LENGTH_MAX]
@@ -729,7 +647,7 @@ class PeerLinks:
                 reason = self._tell_rival(theirs)
             reason = reason[:REASON_LENGTH_MAX]
             mine = msgspec.structs.replace(self._hello, refusal=reason, is_taken=is_rival)
-            await _write_hello(sock, mine)
+            await write_hello(sock, mine)
             if not reason:
                 return sock, identity, theirs.stream, common_format(mine, theirs)
             self._tell_refused(sock, identity.node_id, reason)
@@ -953,36 +871,3 @@ def _remote(sock: PeerSocket) -> str:
         return str(Address(*sock.getpeername()[:2]))
     except OSError:
         return "gone"
-
-
-def _identity(hello: Hello) -> PeerIdentity:
-    """The identity that a hello claims.
-
-    Raises:
-        PeerRefusedError: no node can have such numbers.
-    """
-    try:
-        storage_id = int(hello.storage_id, 16)
-    except ValueError:
-        storage_id = -1
-    if not 0 <= storage_id < 1 << 64 or not 0 <= hello.node_id < 1 << 31:
-        raise PeerRefusedError(f"no identity: node {hello.node_id}, {hello.storage_id!r}")
-    if hello.stream not in STREAMS:
-        raise PeerRefusedError(f"no stream is called {hello.stream!r}")
-    return PeerIdentity(NodeId(hello.node_id), StorageId(storage_id))
-
-
-async def _write_hello(sock: PeerSocket, hello: Hello) -> None:
-    data = msgspec.json.encode(hello)
-    data = struct.pack(">I", len(data)) + data
-    while data:
-        await trio.lowlevel.wait_writable(sock)
-        data = data[sock.send(data) :]
-
-
-async def _read_hello(sock: PeerSocket) -> Hello:
-    (size,) = struct.unpack(">I", await read_exactly(sock, 4))
-    if size > HELLO_BYTES_MAX:
-        raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
-    data = await read_exactly(sock, size)
-    return decode_foreign("hello", _hello_decoder.decode, data)

@@ -25,14 +25,13 @@ from raftmq.protocol import ApiKey, encode_request, encode_request_header
 from raftmq.raft.messages import Heartbeat, VoteRequest
 from raftmq.replication.messages import encode
 from raftmq.runtime.broker_calls import _HEAD
+from raftmq.runtime.peer_hello import PEER_FORMATS, Hello
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
     KIND_HEARTBEATS,
     KIND_METADATA,
-    PEER_FORMATS,
     STREAMS_PER_KIND_MAX,
-    Hello,
 )
 from raftmq.runtime.peer_streams import FRAME_HEADER
 from raftmq.types import (

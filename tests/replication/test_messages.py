@@ -47,7 +47,7 @@ from raftmq.replication.messages import (
     encode_node_beat,
     encode_several,
 )
-from raftmq.runtime import peer_links
+from raftmq.runtime import peer_hello, peer_links
 from raftmq.types import (
     NodeId,
     Offset,
@@ -299,4 +299,4 @@ def test_a_change_of_form_raises_the_peer_format_version() -> None:
         if isinstance(value, type) and issubclass(value, msgspec.Struct)
     }
     said = repr([sorted(table.items()) for table in (structs, forms, tags, kinds, requests)])
-    assert AGREED[peer_links.PEER_FORMATS[1]] == sha256(said.encode()).hexdigest()[:16]
+    assert AGREED[peer_hello.PEER_FORMATS[1]] == sha256(said.encode()).hexdigest()[:16]

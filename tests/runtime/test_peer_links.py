@@ -20,22 +20,24 @@ from structlog.testing import capture_logs
 
 from raftmq.config import Address
 from raftmq.replication.multiraft import Stream
-from raftmq.runtime import peer_links, peer_streams
+from raftmq.runtime import peer_hello, peer_links, peer_streams
 from raftmq.runtime.loop import LoopBudget
+from raftmq.runtime.peer_hello import (
+    PEER_FORMATS,
+    Hello,
+    PeerIdentity,
+    check_hello,
+    common_format,
+    read_hello,
+    write_hello,
+)
 from raftmq.runtime.peer_links import (
     KIND_BROKER,
     KIND_FORMATION,
     KIND_HEARTBEATS,
     KIND_METADATA,
     KIND_RAFT,
-    PEER_FORMATS,
-    Hello,
-    PeerIdentity,
     PeerLinks,
-    _read_hello,
-    _write_hello,
-    check_hello,
-    common_format,
 )
 from raftmq.runtime.peer_streams import FRAME_HEADER, PeerRefusedError
 from raftmq.runtime.peer_tls import PeerTls
@@ -170,7 +172,7 @@ async def all_sockets(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[soc
     a, b = Node(1), Node(2)
     introduce(a, b)
     async with running(a, b):
-        await a.until(lambda: len(tuned) >= 4 * len(peer_links.STREAMS))
+        await a.until(lambda: len(tuned) >= 4 * len(peer_hello.STREAMS))
         yield tuned
 
 
@@ -278,7 +280,7 @@ async def test_who_comes_by_itself_is_asked_for_a_connection_again(
 
     async def lose(host: str, port: int) -> trio.SocketStream:
         nonlocal asked
-        if port == b.address.port and asked < len(peer_links.STREAMS):
+        if port == b.address.port and asked < len(peer_hello.STREAMS):
             asked += 1
             await trio.sleep_forever()
         return await open_tcp_stream(host, port)
@@ -286,7 +288,7 @@ async def test_who_comes_by_itself_is_asked_for_a_connection_again(
     monkeypatch.setattr(trio, "open_tcp_stream", lose)
     a.links.set_addresses({NodeId(2): b.address})
     async with running(a, b):
-        await a.until(lambda: asked == len(peer_links.STREAMS))
+        await a.until(lambda: asked == len(peer_hello.STREAMS))
         assert not a.links.is_connected(NodeId(2))
         b.links.set_addresses({NodeId(1): a.address})
         await b.until(lambda: b.links.is_connected(NodeId(1)))
@@ -375,8 +377,8 @@ async def test_a_damaged_frame_costs_the_connection() -> None:
     async with running(b):
         sock = socket.create_connection((b.address.host, b.address.port))
         sock.setblocking(False)
-        await _write_hello(sock, Hello(PEER_FORMATS[0], "c", 1, "0b", "bulk"))
-        assert (await _read_hello(sock)).refusal == ""
+        await write_hello(sock, Hello(PEER_FORMATS[0], "c", 1, "0b", "bulk"))
+        assert (await read_hello(sock)).refusal == ""
         sock.send(FRAME_HEADER.pack(3, 12345, KIND_RAFT) + b"abc")
         assert (await until_end(sock)).endswith(b"hello"), "what b greets all with, then the end"
         assert b.frames == []
@@ -504,8 +506,8 @@ async def test_another_cluster_is_refused_by_name() -> None:
     async with running(a, b):
         sock = socket.create_connection((b.address.host, b.address.port))
         sock.setblocking(False)
-        await _write_hello(sock, Hello(PEER_FORMATS[0], "c", 1, "0b", "bulk"))
-        assert "'c'" in (await _read_hello(sock)).refusal
+        await write_hello(sock, Hello(PEER_FORMATS[0], "c", 1, "0b", "bulk"))
+        assert "'c'" in (await read_hello(sock)).refusal
         sock.close()
         assert not a.links.is_connected(NodeId(2))
 
@@ -608,9 +610,9 @@ async def say_hello(b: Node, node_id: int, address: str = "") -> socket.socket:
     """A stranger with a valid hello, and b's answer to it read."""
     sock = socket.create_connection((b.address.host, b.address.port))
     sock.setblocking(False)
-    await _write_hello(sock, Hello(PEER_FORMATS[0], "c", node_id, f"{node_id:x}", "bulk", address))
+    await write_hello(sock, Hello(PEER_FORMATS[0], "c", node_id, f"{node_id:x}", "bulk", address))
     with trio.fail_after(30):
-        answer = await _read_hello(sock)
+        answer = await read_hello(sock)
     if answer.refusal:
         sock.close()
         raise PeerRefusedError(answer.refusal)

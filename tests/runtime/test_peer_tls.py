@@ -21,7 +21,8 @@ from raftmq.config import ConfigError, NodeConfig
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
 from raftmq.runtime import peer_links
-from raftmq.runtime.peer_links import KIND_RAFT, PEER_FORMATS, Hello
+from raftmq.runtime.peer_hello import PEER_FORMATS, Hello
+from raftmq.runtime.peer_links import KIND_RAFT
 from raftmq.runtime.peer_streams import FRAME_HEADER
 from raftmq.runtime.peer_tls import PeerTls, named_node, node_name
 from raftmq.runtime.tls import PeerTlsSocket

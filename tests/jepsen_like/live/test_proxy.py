@@ -221,7 +221,7 @@ def test_the_hello_is_the_products_own() -> None:
     """Who dials is read off what a node really sends."""
     import msgspec
 
-    from raftmq.runtime.peer_links import PEER_FORMATS, Hello
+    from raftmq.runtime.peer_hello import PEER_FORMATS, Hello
 
     body = msgspec.json.encode(Hello(PEER_FORMATS[0], "c", 7, "0" * 16, "bulk", "127.0.0.1:1"))
     opening = struct.pack(">I", len(body)) + body
