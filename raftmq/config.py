@@ -233,8 +233,9 @@ class NodeConfig:
         "Admin address that other nodes are told; default: admin_listener.", default=None
     )
     peer_tls: str = _key(
-        "TLS between nodes, by certificates of both sides. required: nothing else. accept: a peer "
-        "may also speak plain, while it is turned on or off node by node. off: none.",
+        "TLS between nodes, by certificates of both sides or a secret of the cluster. required: "
+        "nothing else. accept: a peer may also speak plain, while it is turned on or off node by "
+        "node. off: none.",
         default=PEER_TLS_OFF,
     )
     peer_certificate_file: Path | None = _key(
@@ -249,6 +250,12 @@ class NodeConfig:
     peer_ca_file: Path | None = _key(
         "PEM, the CA of nodes, and of nothing else: whoever has a certificate of it is a node. "
         "While it is replaced, the old and the new one.",
+        default=None,
+    )
+    cluster_secret_file: Path | None = _key(
+        "Instead of these four: a file with a secret in each line, of 32 random bytes "
+        "(openssl rand -hex 32), the same on all nodes; whoever knows one is a node. The first is "
+        "proved to others, all are accepted, so that one can be replaced.",
         default=None,
     )
     insecure: bool = _key(
@@ -845,8 +852,13 @@ def _check_peer_tls(config: NodeConfig) -> None:
     if config.peer_tls == PEER_TLS_OFF:
         return  # the files may be named already
     for name in ("peer_certificate_file", "peer_key_file", "peer_ca_file"):
-        if getattr(config, name) is None:
-            raise ConfigError(f"key {name!r}: peer_tls {config.peer_tls!r} needs it")
+        is_named = getattr(config, name) is not None
+        if is_named and config.cluster_secret_file is not None:
+            raise ConfigError(f"key {name!r}: goes without cluster_secret_file, which replaces it")
+        if not is_named and config.cluster_secret_file is None:
+            raise ConfigError(
+                f"key {name!r}: peer_tls {config.peer_tls!r} needs it, or cluster_secret_file"
+            )
     if config.metadata_engine != "raft":
         raise ConfigError(f"key 'peer_tls': {config.metadata_engine} speaks plain alone")
 

@@ -107,8 +107,8 @@ class TlsLayer:
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """The other side's certificate (DER), if it showed one; only what the context asked for and
-        verified is shown."""
+        """The other side's certificate (DER), if it showed one: of a client only what the context
+        asked for and verified, of a server any."""
         return self._tls.getpeercert(binary_form=True)
 
     @property

@@ -102,6 +102,15 @@ def test_lists_and_tables_come_as_json_in_variables() -> None:
         ),
         ("node_id = 1\ndata='d'\npeer_tls='on'", "'peer_tls': one of off, accept, required"),
         ("node_id = 1\ndata='d'\npeer_tls='accept'", "'peer_certificate_file': peer_tls 'accept'"),
+        (
+            "node_id = 1\ndata='d'\npeer_tls='accept'\ncluster_secret_file='s'\npeer_ca_file='c'",
+            "'peer_ca_file': goes without cluster_secret_file",
+        ),
+        (
+            "node_id = 1\ndata='d'\npeer_tls='accept'\ncluster_secret_file='s'\n"
+            "metadata_engine='pysyncobj'",
+            "'peer_tls': pysyncobj speaks plain alone",
+        ),
         ("node_id = 1\ndata='d'\npeer_key_file=''", "'peer_key_file': must not be empty"),
         ("node_id = 1\ndata='d'\nclient_listener='0.0.0.0:9092'", "say in advertised_client"),
         ("node_id = 1\ndata='d'\npeer_listener='[::]:9192'", "say in advertised_peer"),
@@ -277,3 +286,5 @@ def test_a_peer_port_that_strangers_may_reach(host: str, mode: str, is_open: boo
     files = "".join(f"{name} = 'f'\n" for name in names)
     text = f"node_id = 1\ndata = 'd'\npeer_listener = '{host}:1'\npeer_tls = '{mode}'\n{files}"
     assert load_config(text).has_open_peer_port is is_open
+    secret = text.replace(files, "cluster_secret_file = 's'\n")
+    assert load_config(secret).has_open_peer_port is is_open

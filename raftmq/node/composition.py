@@ -59,6 +59,7 @@ from raftmq.replication.replica import Replica
 from raftmq.runtime.broker_calls import BrokerCalls
 from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.peer_links import KIND_FORMATION
+from raftmq.runtime.peer_secret import SecretTls
 from raftmq.runtime.peer_tls import PeerTls
 from raftmq.server.kafka.authentication import Authenticator, SaslSettings
 from raftmq.server.kafka.broker import Broker
@@ -162,7 +163,7 @@ class NodeCore:
         self._learned: set[NodeId] = set()
         self.tls: dict[str, ServerTls] = {}
         """The certificates of each listener that is encrypted."""
-        self.peer_tls: PeerTls | None = None
+        self.peer_tls: PeerTls | SecretTls | None = None
         """Those between nodes; None where their streams are not protected."""
         self.admin_tls: ServerTls | None = None
         """Those of the admin port; None where it speaks plain HTTP."""

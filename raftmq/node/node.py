@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
+from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.journal import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.engine import DrivenEngine
@@ -35,7 +35,7 @@ from raftmq.runtime.disk import RealDisk
 from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
-from raftmq.runtime.peer_tls import PeerTls
+from raftmq.runtime.peer_secret import peer_guard
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.server.admin.access import Access
 from raftmq.server.kafka.dispatch import warm_up
@@ -95,7 +95,7 @@ class Node(NodeCore):
             for one in config.client_listeners
             if one.has_tls
         }
-        self.peer_tls = None if config.peer_tls == PEER_TLS_OFF else PeerTls(config)
+        self.peer_tls = peer_guard(config)
         path = config.first_user_file
         self.access = Access(config)
         files = admin_files(config)

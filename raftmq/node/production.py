@@ -28,6 +28,7 @@ from raftmq.config import (
 )
 from raftmq.runtime.certificates import Certificates, admin_files, files_of, load
 from raftmq.runtime.faults import VARIABLE
+from raftmq.runtime.peer_secret import read_secrets
 from raftmq.runtime.peer_tls import load_peer_files, peer_files
 from raftmq.server.admin.access import Access
 from raftmq.server.kafka.caller import ANONYMOUS
@@ -112,16 +113,34 @@ def _judge_rights(config: NodeConfig) -> Iterator[Finding]:
 def _judge_peers(config: NodeConfig) -> Iterator[Finding]:
     name = "peer_listener"
     if config.peer_tls == PEER_TLS_REQUIRED:
-        yield Finding(name, Verdict.OK, "TLS, and nodes show certificates; a CA of their own?")
+        how = "show certificates; a CA of their own?"
+        if config.cluster_secret_file is not None:
+            how = "prove the cluster's secret; whoever reads it on any of them is any node"
+        yield Finding(name, Verdict.OK, f"TLS, and nodes {how}")
     elif config.peer_tls == PEER_TLS_OFF:
         yield _judge_private(name, config.peer_listener)
     elif config.peer_listener.is_loopback:
         yield Finding(name, Verdict.OK, f"{config.peer_listener} is the loopback")
     else:
         yield Finding(name, Verdict.OPEN, 'nodes may speak plain: peer_tls="required" at last')
-    if config.peer_tls != PEER_TLS_OFF:
+    if config.peer_tls == PEER_TLS_OFF:
+        return
+    if config.cluster_secret_file is not None:
+        yield _judge_secrets(config.cluster_secret_file)
+    else:
         load_files = partial(load_peer_files, peer_files(config), config.node_id)
         yield _judge_certificate(name, load_files)
+
+
+def _judge_secrets(path: Path) -> Finding:
+    name = "secret of peer_listener"
+    try:
+        count = len(read_secrets(path).texts)
+    except ConfigError as error:
+        return Finding(name, Verdict.OPEN, str(error))
+    if count > 1:
+        return Finding(name, Verdict.LOOK, f"{count} are accepted: is one of them being replaced?")
+    return Finding(name, Verdict.OK, f"{path} has one, of 32 bytes or more; are they random?")
 
 
 def _judge_admin(config: NodeConfig) -> Finding:
@@ -190,6 +209,8 @@ def _judge_files(config: NodeConfig) -> Iterator[Finding]:
         for key in ("peer_key_file", "peer_key_password_file"):
             if (path := getattr(config, key)) is not None:
                 secret.setdefault(path, key)
+    if config.cluster_secret_file is not None:
+        secret.setdefault(config.cluster_secret_file, "cluster_secret_file")
     if config.admin_key_file is not None:
         secret.setdefault(config.admin_key_file, "admin_key_file")
     if config.admin_token_file is not None:

@@ -26,6 +26,7 @@ from raftmq.node.metrics.families import TURN_S
 from raftmq.node.metrics.partitions import first_kept_offset
 from raftmq.node.metrics.transactions import OLDEST_MAX, Census
 from raftmq.node.partitions import LedPartition
+from raftmq.runtime.peer_secret import SecretTls
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
@@ -144,8 +145,10 @@ def _peer_tls(node: Node) -> dict[str, Any]:
     return {
         "mode": config.peer_tls,
         "is_open": config.has_open_peer_port and not config.insecure,
+        "by": None if node.peer_tls is None else node.peer_tls.refusal,
         "plain_peers": node.links.plain_peers(),
         "expires_s": None if node.peer_tls is None else node.peer_tls.expires_s,
+        "secrets": node.peer_tls.secrets_count if isinstance(node.peer_tls, SecretTls) else 0,
     }
 
 

@@ -158,14 +158,20 @@ def load(files: PemFiles) -> Certificates:
         ConfigError: one cannot be used; it names the key and the file.
     """
     mark = _mark(files)
+    context = new_server_context()
+    expires_s = show(context, files)
+    trust(context, files)
+    return Certificates(context, expires_s, mark)
+
+
+def new_server_context() -> ssl.SSLContext:
+    """For the dialled side of connections; it shows nothing yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # What a session would save is a handshake in a worker, for connections that last for hours;
     # and a resumed one would not be asked again for a certificate that was withdrawn.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.num_tickets = 0
-    expires_s = show(context, files)
-    trust(context, files)
-    return Certificates(context, expires_s, mark)
+    return context
 
 
 def show(context: ssl.SSLContext, files: PemFiles) -> float:

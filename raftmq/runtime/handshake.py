@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from raftmq.errors import RaftmqError, RemoteProtocolError
-from raftmq.runtime.sockets import recv_into
+from raftmq.runtime.sockets import recv_into, send_all
 from raftmq.tls import TlsLayer
 
 HELLO_BYTES_MAX: Final = 256 << 10
@@ -100,12 +100,7 @@ class _Records:
 
 async def _send_all(sock: socket.socket, layer: TlsLayer) -> None:
     for piece in layer.outgoing():
-        rest = memoryview(piece)
-        while len(rest):
-            try:
-                rest = rest[sock.send(rest) :]
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(sock)
+        await send_all(sock, piece)
 
 
 async def say_why(sock: socket.socket, layer: TlsLayer) -> None:

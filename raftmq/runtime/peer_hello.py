@@ -1,7 +1,8 @@
 """How a node introduces itself at the beginning of a stream, and what is looked for in it.
 
-A hello is a length of four bytes and JSON. Each side says one, the dialling one first. What stands
-there is believed as far as the stream's protection proves it (`peer_tls.py`, `peer_secret.py`).
+A hello is a length of four bytes and JSON, and where the cluster has a secret a proof after them.
+Each side says one, the dialling one first. Who may say one is for the protection of the stream to
+decide (`peer_tls.py`, `peer_secret.py`).
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import struct
 from typing import Final
 
 import msgspec
-import trio
 from attrs import frozen
 
 from raftmq.foreign import decode_foreign
 from raftmq.metadata.broker_messages import FORMAT_MAX
 from raftmq.replication.multiraft import Stream
+from raftmq.runtime.peer_proofs import PROOF_BYTES
 from raftmq.runtime.peer_streams import PeerRefusedError
-from raftmq.runtime.sockets import read_exactly
-from raftmq.runtime.tls import PeerSocket
+from raftmq.runtime.sockets import read_exactly, send_all
+from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
 from raftmq.types import NodeId, StorageId
 
 PEER_FORMATS: Final = (5, FORMAT_MAX)
@@ -132,11 +133,11 @@ def identity_of(hello: Hello) -> PeerIdentity:
 
 async def write_hello(sock: PeerSocket, hello: Hello) -> None:
     """Introduce this node."""
-    data = msgspec.json.encode(hello)
-    data = struct.pack(">I", len(data)) + data
-    while data:
-        await trio.lowlevel.wait_writable(sock)
-        data = data[sock.send(data) :]
+    content = msgspec.json.encode(hello)
+    data = struct.pack(">I", len(content)) + content
+    if isinstance(sock, PeerTlsSocket) and sock.proofs is not None:
+        data += sock.proofs.said(data)
+    await send_all(sock, data)
 
 
 async def read_hello(sock: PeerSocket) -> Hello:
@@ -146,8 +147,13 @@ async def read_hello(sock: PeerSocket) -> Hello:
         EOFError, OSError: it went.
         PeerRefusedError, RemoteProtocolError: it is no hello.
     """
-    (size,) = struct.unpack(">I", await read_exactly(sock, 4))
+    head = await read_exactly(sock, 4)
+    (size,) = struct.unpack(">I", head)
     if size > HELLO_BYTES_MAX:
         raise PeerRefusedError("the other side does not speak raftmq's peer protocol")
     data = await read_exactly(sock, size)
+    if isinstance(sock, PeerTlsSocket) and sock.proofs is not None:
+        proof = await read_exactly(sock, PROOF_BYTES)
+        if not sock.proofs.is_said(head + data, proof):
+            raise PeerRefusedError("its hello is not proved by the cluster's secret")
     return decode_foreign("hello", _hello_decoder.decode, data)

@@ -12,12 +12,11 @@ is refused by name. The stream has the newest format that both speak. Then frame
 kind, payload. A queue to a peer is bounded and is dropped with its connection: Raft repairs losses,
 and stale messages are useless.
 
-With TLS (`peer_tls.py`) both sides prove which nodes they are before the hello, which must say the
-same, and whoever cannot is told nothing. Without it a hello proves no identity. So bounds hold for
-all peers: few connections before their hello, few
-unknown nodes, few streams of one kind for each node. No exception leaves the task of a stream: bad
-bytes end the stream, and so does a bug of ours, which is logged and counted; a broken invariant
-stops the node.
+With TLS both sides prove before the hello which nodes they are (`peer_tls.py`), or that they are
+nodes (`peer_secret.py`), and whoever cannot is told nothing. Without it a hello proves no identity.
+So bounds hold for all peers: few connections before their hello, few unknown nodes, few streams of
+one kind for each node. No exception leaves the task of a stream: bad bytes end the stream, and so
+does a bug of ours, which is logged and counted; a broken invariant stops the node.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ from raftmq.runtime.peer_streams import (
     PeerStream,
     StreamCounts,
 )
-from raftmq.runtime.peer_tls import PeerTls
+from raftmq.runtime.peer_tls import PeerGuard
 from raftmq.runtime.sockets import tune
 from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
 from raftmq.types import Buffer, NodeId, StorageId
@@ -121,6 +120,7 @@ PART_BYTES: Final = 8 << 20
 PARTED_BYTES_MIN: Final = 32 << 20
 REFUSALS: Final = (
     "certificate",
+    "secret",
     "hello",
     "identity",
     "limit",
@@ -160,7 +160,7 @@ class PeerLinks:
         on_broken_invariant: Callable[[str], None],
         log: Any = logger,
         formats: tuple[int, int] = PEER_FORMATS,
-        tls: PeerTls | None = None,
+        tls: PeerGuard | None = None,
     ) -> None:
         """Make links that `run` opens.
 
@@ -535,7 +535,7 @@ class PeerLinks:
             stream.dials_plain = self._tls.accepts_plain
             raise
         except PeerRefusedError as error:
-            self.refusals["certificate"] += 1
+            self.refusals[self._tls.refusal] += 1
             raise PeerRefusedError(f"{address}: {error}") from None
 
     async def _read_answer(self, sock: PeerSocket, address: Address) -> Hello:
@@ -631,7 +631,7 @@ class PeerLinks:
                 reason = str(error)[:REASON_LENGTH_MAX]
                 self._log.warning("no hello of a peer", reason=reason, where=_remote(sock))
                 return None
-            if isinstance(sock, PeerTlsSocket) and sock.node_id != identity.node_id:
+            if isinstance(sock, PeerTlsSocket) and sock.node_id not in (None, identity.node_id):
                 self.refusals["certificate"] += 1
                 reason = f"its certificate is of node {sock.node_id}"
                 self._tell_refused(sock, identity.node_id, reason)
@@ -662,7 +662,7 @@ class PeerLinks:
         try:
             return await self._tls.accept(sock)
         except PeerRefusedError as error:
-            self.refusals["certificate"] += 1
+            self.refusals[self._tls.refusal] += 1
             reason = str(error)[:REASON_LENGTH_MAX]
             self._log.warning("a stranger at the peer port", reason=reason, where=_remote(sock))
             return None

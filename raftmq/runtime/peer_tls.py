@@ -17,7 +17,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 from attrs import frozen
@@ -68,8 +68,80 @@ class PeerCertificates(Certificates):
     dialling: ssl.SSLContext
 
 
+class PeerGuard(Protocol):
+    """What protects the streams between nodes, and says who is a node."""
+
+    @property
+    def refusal(self) -> str:
+        """The name, in metrics, of its refusals."""
+
+    @property
+    def accepts_plain(self) -> bool:
+        """True while a peer may speak without TLS."""
+
+    async def accept(self, sock: socket.socket) -> PeerSocket: ...
+    async def dial(self, sock: socket.socket, node_id: NodeId) -> PeerTlsSocket: ...
+
+
+class PeerHandshakes:
+    """Handshakes of TLS at the peer port, and with peers that are dialled; who they are made with
+    is for others to say.
+
+    Attributes:
+        accepts_plain: while TLS is turned on or off node by node.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.accepts_plain = config.peer_tls == PEER_TLS_ACCEPT
+        self._accepting = trio.CapacityLimiter(THREADS)
+        self._dialling = trio.CapacityLimiter(THREADS)
+
+    async def accept(self, sock: socket.socket, context: ssl.SSLContext) -> TlsLayer | None:
+        """With whoever connected; None where it speaks plain and may do so.
+
+        Raises:
+            EOFError, OSError: it went.
+            PeerRefusedError: it speaks no TLS, or context does not trust it.
+        """
+        if self.accepts_plain and await _first_byte(sock) != HANDSHAKE_RECORD:
+            return None
+        return await _shake(sock, TlsLayer(context, is_server=True), self._accepting)
+
+    async def dial(self, sock: socket.socket, context: ssl.SSLContext) -> TlsLayer:
+        """With a node that was connected to.
+
+        Raises:
+            EOFError, OSError: it went, or speaks plain only.
+            PeerRefusedError: context does not trust it.
+        """
+        return await _shake(sock, TlsLayer(context), self._dialling)
+
+
+async def _first_byte(sock: socket.socket) -> int:
+    """The byte that is read next, which stays where it is."""
+    while True:
+        try:
+            first = sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+            continue
+        if not first:
+            raise EOFError
+        return first[0]
+
+
+async def _shake(sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter) -> TlsLayer:
+    try:
+        return await shake(sock, layer, limiter)
+    except HandshakeError as error:
+        await say_why(sock, error.layer)
+        raise PeerRefusedError(str(error)) from None
+
+
 class PeerTls(ServerTls):
     """The certificates between nodes, and the handshakes made with them."""
+
+    refusal = "certificate"
 
     def __init__(self, config: NodeConfig) -> None:
         """Load what the configuration names.
@@ -77,11 +149,14 @@ class PeerTls(ServerTls):
         Raises:
             ConfigError: a file cannot be used, or what it holds is not this node's.
         """
-        self.accepts_plain = config.peer_tls == PEER_TLS_ACCEPT
         self._own_id = config.node_id
-        self._accepting = trio.CapacityLimiter(THREADS)
-        self._dialling = trio.CapacityLimiter(THREADS)
+        self._handshakes = PeerHandshakes(config)
         super().__init__(PORT_NAME, peer_files(config))
+
+    @property
+    def accepts_plain(self) -> bool:
+        """True while a peer may speak without TLS."""
+        return self._handshakes.accepts_plain
 
     def _load(self) -> Certificates:
         return load_peer_files(self.files, self._own_id)
@@ -96,20 +171,8 @@ class PeerTls(ServerTls):
             EOFError, OSError: it went.
             PeerRefusedError: it is no node.
         """
-        if self.accepts_plain:
-            while True:
-                try:
-                    first = sock.recv(1, socket.MSG_PEEK)
-                except BlockingIOError:
-                    await trio.lowlevel.wait_readable(sock)
-                    continue
-                break
-            if not first:
-                raise EOFError
-            if first[0] != HANDSHAKE_RECORD:
-                return sock
-        layer = TlsLayer(self.context, is_server=True)
-        return await self._shake(sock, layer, self._accepting)
+        layer = await self._handshakes.accept(sock, self.context)
+        return sock if layer is None else PeerTlsSocket(sock, layer, _node_of(layer))
 
     async def dial(self, sock: socket.socket, node_id: NodeId) -> PeerTlsSocket:
         """Make the handshake with a node that was connected to.
@@ -120,23 +183,18 @@ class PeerTls(ServerTls):
         """
         loaded = self._loaded
         assert isinstance(loaded, PeerCertificates)
-        found = await self._shake(sock, TlsLayer(loaded.dialling), self._dialling)
-        if found.node_id != node_id:
-            raise PeerRefusedError(f"its certificate is of node {found.node_id}, not {node_id}")
-        return found
+        layer = await self._handshakes.dial(sock, loaded.dialling)
+        found = _node_of(layer)
+        if found != node_id:
+            raise PeerRefusedError(f"its certificate is of node {found}, not {node_id}")
+        return PeerTlsSocket(sock, layer, found)
 
-    async def _shake(
-        self, sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter
-    ) -> PeerTlsSocket:
-        try:
-            await shake(sock, layer, limiter)
-        except HandshakeError as error:
-            await say_why(sock, error.layer)
-            raise PeerRefusedError(str(error)) from None
-        node_id = named_node(layer.peer_dns_names)
-        if node_id is None:
-            raise PeerRefusedError(f"its certificate is of no node ({NAME_PREFIX}ID)")
-        return PeerTlsSocket(sock, layer, node_id)
+
+def _node_of(layer: TlsLayer) -> NodeId:
+    node_id = named_node(layer.peer_dns_names)
+    if node_id is None:
+        raise PeerRefusedError(f"its certificate is of no node ({NAME_PREFIX}ID)")
+    return node_id
 
 
 # ---- files ----

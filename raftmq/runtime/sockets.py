@@ -95,6 +95,20 @@ def tune(sock: socket.socket, unsent_bytes_max: int = 0) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
 
+async def send_all(sock: ByteSocket, data: Buffer) -> None:
+    """Send all of it; on return the kernel has it.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    rest = memoryview(data)
+    while len(rest):
+        try:
+            rest = rest[sock.send(rest) :]
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
+
+
 async def recv_into(sock: ByteSocket, buffer: memoryview) -> int:
     """Receive what there is, at least a byte; how much that was.
 

@@ -24,6 +24,7 @@ from typing import Final
 import trio
 
 from raftmq.errors import RemoteProtocolError
+from raftmq.runtime.peer_proofs import StreamProofs
 from raftmq.runtime.sockets import LowWater
 from raftmq.tls import TlsEndedError, TlsLayer
 from raftmq.types import Buffer, NodeId
@@ -191,14 +192,24 @@ class TlsSocket:
 
 
 class PeerTlsSocket(TlsSocket):
-    """An encrypted stream to or from a peer, whose certificate was checked."""
+    """An encrypted stream to or from a peer, whose certificate was checked, or which has proved the
+    cluster's secret."""
 
-    __slots__ = ("node_id",)
+    __slots__ = ("node_id", "proofs")
 
-    def __init__(self, sock: socket.socket, layer: TlsLayer, node_id: NodeId) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        layer: TlsLayer,
+        node_id: NodeId | None,
+        proofs: StreamProofs | None = None,
+    ) -> None:
         super().__init__(sock, layer)
         self.node_id = node_id
-        """The node that the other side's certificate names."""
+        """The node that the other side's certificate names; None where the secret is known, which
+        any node knows."""
+        self.proofs = proofs
+        """By which hellos are proved, where the secret is known."""
 
     def sendmsg(self, pieces: Sequence[Buffer]) -> int:
         """As `send` of all pieces, one after the other."""

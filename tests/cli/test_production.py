@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
+from tests.runtime.test_peer_secret import FIRST, SECOND
 from tests.runtime.test_peer_tls import files as peer_files
 from tests.server.kafka.tls_clients import write_files
 
@@ -121,6 +122,28 @@ def test_tls_between_nodes(mode: str, verdict: str, call: Call, tmp_path: Path) 
     assert verdicts(call, path, is_open=True)["peer_key_file"] == "open"
     peer_files(tmp_path / "peers", "raftmq-node-2")
     assert verdicts(call, path, is_open=True)["certificate of peer_listener"] == "open"
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("accept", "open"), ("required", "ok")])
+def test_a_secret_between_nodes(mode: str, verdict: str, call: Call, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"{FIRST}\n")
+    secret.chmod(0o600)
+    lines = f'cluster_secret_file = "{secret}"\npeer_tls = "{mode}"\n'
+    path = write(tmp_path, tls=("authorizer", f"{lines}authorizer"))
+    told = verdicts(call, path, is_open=mode == "accept")
+    assert told["peer_listener"] == verdict
+    assert told["secret of peer_listener"] == told["cluster_secret_file"] == "ok"
+    secret.write_text(f"{FIRST}\n{SECOND}\n")
+    told = verdicts(call, path, is_open=mode == "accept")
+    assert told["secret of peer_listener"] == "look"
+    secret.chmod(0o640)
+    assert verdicts(call, path, is_open=True)["cluster_secret_file"] == "open"
+    secret.write_text("too short\n")
+    assert verdicts(call, path, is_open=True)["secret of peer_listener"] == "open"
+    for words in ([], ["--production"], ["--json"], ["--production", "--json"]):
+        output = call("config", "check", str(path), *words).output
+        assert not any(text in output for text in (FIRST, SECOND, "too short"))
 
 
 @pytest.mark.parametrize(("protocol", "verdict"), [("SASL_SSL", "look"), ("SSL", "open")])

@@ -73,6 +73,8 @@ def test_records_survive_a_kill(secured: Cluster) -> None:
     for node in secured.nodes.values():
         told = node.get("/status")["peer_tls"]
         assert told.pop("expires_s") > 0
+        assert told.pop("by") == "certificate"
+        assert told.pop("secrets") == 0
         assert told == {"mode": "required", "is_open": False, "plain_peers": []}
         page = node.text("/metrics")
         assert 'raftmq_certificate_expires_timestamp_seconds{listener="peer_listener"}' in page

@@ -528,8 +528,8 @@ REFUSED: Final = Metric(
     "raftmq_peer_streams_refused_total",
     "counter",
     "Streams at the peer port, or to peers, that were refused or ended for what came on them: no "
-    "certificate of the node that it says it is, no hello, another cluster's or version's, above a "
-    "limit, a bad frame, too much memory, too slow, or a bug met",
+    "certificate of the node that it says it is, no secret of the cluster, no hello, another "
+    "cluster's or version's, above a limit, a bad frame, too much memory, too slow, or a bug met",
     ("reason",),
 )
 
@@ -700,7 +700,7 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     for name, tls in node.tls.items():
         scrape[CERTIFICATES].add((name,), tls.expires_s)
     for one in (node.peer_tls, node.admin_tls):
-        if one is not None:
+        if one is not None and one.expires_s is not None:
             scrape[CERTIFICATES].add((one.name,), one.expires_s)
     for labels, count in sorted(node.broker.metrics.authentications.items()):
         scrape[AUTHENTICATIONS].add(labels, count)
