@@ -1,6 +1,6 @@
 """A Kafka client for Python: typed, tested against raftmq and Apache Kafka alike.
 
-`raftmq_client.aio` has `Producer`, `Consumer` and `Admin` for trio and asyncio,
+`raftmq_client.aio` has `Producer`, `Consumer`, `Worker` and `Admin` for trio and asyncio,
 `raftmq_client.blocking` the same on plain sockets (also importable from here); all that decides is
 sans-IO in `raftmq_client.core`. Nothing of the broker is imported.
 """
@@ -13,7 +13,7 @@ from raftmq.rights import Permission as AclPermission
 from raftmq.rights import Rule as AclRule
 from raftmq.rights import RuleFilter as AclFilter
 from raftmq.types import TopicPartition
-from raftmq_client.blocking import Admin, Consumer, Producer, Transaction
+from raftmq_client.blocking import Admin, Consumer, Producer, Transaction, Worker
 from raftmq_client.core.accumulator import Receipt, RecordMetadata
 from raftmq_client.core.admin import (
     EARLIEST,
@@ -146,4 +146,5 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "UserCredential",
+    "Worker",
 ]

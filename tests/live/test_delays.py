@@ -234,3 +234,66 @@ def test_a_record_that_fails_is_retried_dead_and_replayed(cluster: Cluster) -> N
                 handle(consumer, message)
     assert tries[-1][:2] == ("bad", "1"), "attempts count anew"
     assert "0 records sent" in cluster.run("dead", "replay", "bread.bake.dead").stdout
+
+
+def test_a_worker_retries_buries_and_reads_what_is_replayed(cluster: Cluster) -> None:
+    """One task fails twice and succeeds, one fails until it is dead; `raftmq dead replay` brings it
+    back. The leader of the retry topic is killed in between, and no attempt is lost."""
+    assert cluster.run("topic", "create", "mail", "-p", "2", "-r", "3").returncode == 0
+    policy = ("--min", "200ms", "--max", "1s", "--attempts", "3")
+    made = cluster.run("retry", "create", "post", "--of", "mail", *policy)
+    assert made.returncode == 0, made.stderr
+    tries: list[tuple[str, str]] = []
+
+    def handle(message: raftmq_client.ConsumerRecord) -> None:
+        attempt = (dict(message.headers).get("raftmq-attempt") or b"1").decode()
+        tries.append((message.value["to"], attempt))
+        if message.value["to"] == "nobody" or attempt != "3":
+            raise ConnectionError("the letter box is shut")
+
+    with raftmq_client.Producer(cluster.bootstrap, value_serializer="json") as producer:
+        for to in ("slow", "nobody"):
+            producer.send("mail", {"to": to}, to.encode(), partition=1).result()
+        producer.send("mail", None, b"no letter", partition=0).result()
+    options = {"group": "post", "topics": "mail", "value_deserializer": "json"}
+
+    def work_until(count: int) -> None:
+        with raftmq_client.Worker(cluster.bootstrap, **options) as worker:
+            for message in worker:
+                with worker.handling(message):
+                    if message.value is None:
+                        worker.dead(message, reason="no letter")
+                    else:
+                        handle(message)
+                if len(tries) == count:
+                    worker.stop()
+
+    work_until(2)
+    victim = cluster.nodes[leaders(cluster.bootstrap, "mail.post.retry")[1]]
+    victim.kill()
+    cluster.bring_back()
+    work_until(6)
+    attempts = {to: [found for name, found in tries if name == to] for to in ("slow", "nobody")}
+    assert attempts == {"slow": ["1", "2", "3"], "nobody": ["1", "2", "3"]}
+
+    def dead() -> str:
+        return cluster.run("dead", "show", "mail.post.dead", "--json").stdout
+
+    wait_until(lambda: "nobody" in dead() and "no letter" in dead(), 60, "both are dead")
+    assert "the letter box is shut" in dead()
+    replayed = cluster.run("dead", "replay", "mail.post.dead")
+    assert "2 records sent to mail.post" in replayed.stdout, replayed.stderr
+    work_until(7)
+    assert tries[6] == ("nobody", "1"), "attempts count anew"
+    with raftmq_client.Consumer(cluster.bootstrap, group="post") as consumer:
+        places = [
+            raftmq_client.TopicPartition(topic, number)
+            for topic in ("mail", "mail.post")
+            for number in (0, 1)
+        ]
+        consumer.assign(places)
+        wait_until(
+            lambda: consumer.poll(0.1) == [] and set(consumer.lag().values()) == {0},
+            60,
+            "all is committed",
+        )

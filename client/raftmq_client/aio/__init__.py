@@ -1,4 +1,4 @@
-"""The async driver: `Producer`, `Consumer` and `Admin` under trio and under asyncio.
+"""The async driver: `Producer`, `Consumer`, `Worker` and `Admin` under trio and under asyncio.
 
 Each runs its tasks in a task group of its own, opened by `async with`. The names and options are
 those of `raftmq_client.blocking`; what waits is awaited.
@@ -9,5 +9,6 @@ from raftmq_client.aio.consumer import Consumer
 from raftmq_client.aio.producer import Producer
 from raftmq_client.aio.receipt import Receipt
 from raftmq_client.aio.transaction import Transaction
+from raftmq_client.aio.worker import Worker
 
-__all__ = ["Admin", "Consumer", "Producer", "Receipt", "Transaction"]
+__all__ = ["Admin", "Consumer", "Producer", "Receipt", "Transaction", "Worker"]

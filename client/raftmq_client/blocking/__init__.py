@@ -1,4 +1,4 @@
-"""The blocking driver: `Producer`, `Consumer` and `Admin` on plain sockets.
+"""The blocking driver: `Producer`, `Consumer`, `Worker` and `Admin` on plain sockets.
 
 Each runs one background thread; no event loop. After a fork make new ones: the old refuse.
 """
@@ -7,5 +7,6 @@ from raftmq_client.blocking.admin import Admin
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.blocking.producer import Producer
 from raftmq_client.blocking.transaction import Transaction
+from raftmq_client.blocking.worker import Worker
 
-__all__ = ["Admin", "Consumer", "Producer", "Transaction"]
+__all__ = ["Admin", "Consumer", "Producer", "Transaction", "Worker"]

@@ -536,6 +536,26 @@ class ConsumerCore:
             {key: place.offset for key, place in places.items() if key in self.fetcher.readers}
         )
 
+    def settled(
+        self, partitions: Iterable[TopicPartition], in_hand: Mapping[TopicPartition, int]
+    ) -> Places:
+        """What of these may be saved and is not, for who settles records in any order: all that was
+        handed out, up to the first offset that is still in hand."""
+        self._finish_handed_out()
+        places = self._unsaved(partitions)
+        for key, offset in in_hand.items():
+            if key in places:
+                places[key] = CommittedOffset(offset)
+        return {key: p for key, p in places.items() if not self._progress.is_saved(key, p.offset)}
+
+    def save(self, places: Places, now: float) -> Pending | None:
+        """Begin to save these; None: there are none. A member that was put out saves nothing.
+
+        Raises:
+            UsageError: the consumer has no group.
+        """
+        return None if self.is_lost else self._save(places, now)
+
     def _finish_handed_out(self) -> None:
         if self._batch:
             self._progress.finish_first(self._batch, self._batch_next)

@@ -128,6 +128,10 @@ class Progress:
             if key in self.finished and self._saved.get(key) != self.finished[key].offset
         }
 
+    def is_saved(self, key: TopicPartition, offset: int) -> bool:
+        """True when the group has this very offset."""
+        return self._saved.get(key) == offset
+
     def saved(self, positions: Mapping[TopicPartition, int]) -> None:
         """The group has these."""
         self._saved.update(positions)
