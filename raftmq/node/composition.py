@@ -199,6 +199,7 @@ class NodeCore:
             [
                 self.partitions.run,
                 self.partitions.delays.run,
+                self.partitions.views.run,
                 lambda: run_maintenance(self.plane, self.partitions),
             ]
         )
@@ -365,6 +366,7 @@ class NodeCore:
             has_ended=plane.links.has_ended,
             is_cut_off=self._is_cut_off,
             workers=environment.workers,
+            filtered=self.partitions.views.find,
             supported=self.supported,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)

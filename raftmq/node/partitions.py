@@ -51,6 +51,7 @@ from raftmq.node.delays import Delays
 from raftmq.node.presumed_isr import PresumedIsr
 from raftmq.node.retirement import Retirement
 from raftmq.node.targets import Targets
+from raftmq.node.views import NodeViews
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import NO_OFFSET
@@ -238,6 +239,7 @@ class Partitions:
             self.registry.by_id,
             plane.multiraft.touch,
         )
+        self.views = NodeViews.on(plane, control.engine, deadlines, self.registry)
         self.isolation = Isolation(
             plane.node_id,
             is_isolated=lambda: control.lifecycle.should_not_lead,
@@ -264,6 +266,7 @@ class Partitions:
         folders = find_folders(self._plane.disk, self._root)
         actions = at_start(self._engine.image, self._plane.node_id, folders)
         self._engine.on_image(self._image_changed)  # `run` does what changes meanwhile
+        await self.views.sweep()
         self._obey_configs()
         await self._perform_all(actions)
         wanted = (action.group for action in actions if isinstance(action, StartReplica))
@@ -294,6 +297,7 @@ class Partitions:
             self._obey_configs()
         if before.topic_names is not after.topic_names:
             self._forget_gone(after)
+        self.views.image_changed(before, after)
         for action in reconcile(before, after, self._plane.node_id):
             if isinstance(action, StopReplica) and not self._lives(action.group):
                 self._close(action.group)  # nothing may write to it while it waits for its turn
@@ -430,6 +434,7 @@ class Partitions:
         self._plane.multiraft.register(replica)
         self._started[action.group] = action
         self._leaderless.append(replica)
+        self.views.opened(partition)
         await self._tasks.sleep(0.0)
 
     @property
@@ -465,6 +470,7 @@ class Partitions:
         partition = self.registry.by_group(start.group)
         if partition is not None:
             partition.close(ErrorCode.KAFKA_STORAGE_ERROR)
+            self.views.closed(partition, is_gone=False)
             self._unregister(partition)
         del self._replicas[start.group]
         self._plane.multiraft.unregister(start.group)
@@ -502,6 +508,7 @@ class Partitions:
             return
         partition = self._close(action.group)
         if partition is not None:
+            self.views.closed(partition, is_gone=True)
             self._unregister(partition)
             self._forget_counts(action.name.topic, self._engine.image)
         replica = self._replicas.pop(action.group, None)

@@ -21,7 +21,7 @@ from raftmq.ports import File, Runnable, Span
 from raftmq.promise import Promise
 from raftmq.records import BatchHeader, Marker
 from raftmq.replication.seals import Seal
-from raftmq.types import LeaderEpoch, Offset, RaftIndex, ReplicaId
+from raftmq.types import Buffer, LeaderEpoch, Offset, RaftIndex, ReplicaId
 
 NO_OFFSET = Offset(-1)
 NO_EPOCH = LeaderEpoch(-1)
@@ -169,6 +169,8 @@ class ReadResult:
     """Where readers of committed records must stop; `NO_OFFSET` while that is not known."""
     aborted: Sequence[Aborted] = ()
     """What such a reader has to pass over, by first offset."""
+    pieces: tuple[FileSpan | Buffer, ...] = ()
+    """In the place of `spans`, where batches may have been made anew (`filtered.py`)."""
 
 
 @frozen(slots=True)
@@ -181,6 +183,8 @@ class OffsetResult:
     leader_epoch: LeaderEpoch = NO_EPOCH
     job: Runnable | None = None
     """As `ReadResult.job`."""
+    later: Promise[OffsetResult] | None = None
+    """Settled with the answer, in its place."""
 
 
 @frozen(slots=True)

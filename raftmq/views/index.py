@@ -14,12 +14,13 @@ begins at the offset where the one before it ends; what falls below the log's st
 file. No file is kept open.
 
 File, named by the first offset that it covers: header of 80 bytes (magic 4s, version uint16, 2
-spare bytes, identity 16s, covered start and end int64, start of the view int64, full blocks uint32,
-rows behind them uint32, CRC of the table uint32, 16 spare bytes, CRC of all before it uint32), a
-table of room for 1,024 full blocks (base offset of the first row and last match, int64 each), then
-blocks (CRC of what follows in it uint32, rows uint32, base offsets int64 each, then for each row
-twice the distance to its last match, plus 1 if the batch matches only in part, as uint32), all
-little-endian. A table that was lost is made again from the blocks.
+spare bytes, identity 16s, covered start and end int64, start of the view int64, leader epoch of
+the last batch int64, full blocks uint32, rows behind them uint32, CRC of the table uint32, 8 spare
+bytes, CRC of all before it uint32), a table of room for 1,024 full blocks (base offset of the first
+row and last match, int64 each), then blocks (CRC of what follows in it uint32, rows uint32, base
+offsets int64 each, then for each row twice the distance to its last match, plus 1 if the batch
+matches only in part, as uint32), all little-endian. A table that was lost is made again from the
+blocks.
 
 Invariants: rows ascend and do not overlap; `start <= end <= examined_end`, but for a log that
 starts beyond what was examined.
@@ -42,7 +43,7 @@ from raftmq.ports import Disk, DiskError, DiskFullError, File
 from raftmq.types import Offset
 from raftmq.views.batches import Judged, Kind
 
-_HEADER: Final = struct.Struct("<4sH2x16sqqqIII16x")
+_HEADER: Final = struct.Struct("<4sH2x16sqqqqIII8x")
 _CRC: Final = struct.Struct("<I")
 _BLOCK_HEAD: Final = struct.Struct("<II")
 _ENTRY: Final = struct.Struct("<qq")
@@ -199,6 +200,9 @@ class ViewIndex:
         self._parts: list[_Part] = []
         self._start = 0
         self._read: tuple[_Part, int, _Rows] | None = None  # the last block that was read
+        self.epoch = -1
+        """The leader epoch of the batch before `examined_end`, as whoever adds has set it, -1 where
+        that is not known: by it an index is told from one of another log."""
         self._load()
         if not self._parts:
             self._start = log_start
@@ -465,7 +469,16 @@ class ViewIndex:
             table = part.table()
             file.pwrite(table, HEADER_SIZE)
             counts = (len(part.firsts), len(part.rest), crc32c(table))
-            fields = (MAGIC, VERSION, self._identity, part.start, part.end, self._start, *counts)
+            fields = (
+                MAGIC,
+                VERSION,
+                self._identity,
+                part.start,
+                part.end,
+                self._start,
+                self.epoch,
+                *counts,
+            )
             header = _HEADER.pack(*fields)
             file.pwrite(header + _CRC.pack(crc32c(header)), 0)
             if is_durable:
@@ -519,9 +532,8 @@ class ViewIndex:
                 return None
             if crc32c(data[: _HEADER.size]) != _CRC.unpack_from(data, _HEADER.size)[0]:
                 return None
-            magic, version, identity, start, end, view_start, full, rest, crc = _HEADER.unpack_from(
-                data
-            )
+            fields = _HEADER.unpack_from(data)
+            magic, version, identity, start, end, view_start, epoch, full, rest, crc = fields
             if magic == MAGIC and version > VERSION:
                 raise AheadError(f"{file.path} has format {version}, known is {VERSION}")
             part = _Part(start, end)
@@ -529,6 +541,7 @@ class ViewIndex:
                 return None
             self._start = max(self._start, view_start)
             _load_rows(file, part, data[HEADER_SIZE:], full, rest, crc)
+            self.epoch = epoch if part.end == end else -1
             return part
         finally:
             file.close()

@@ -45,6 +45,8 @@ LEFT_OUT = {
     "node/first_user.py": "a user from a file; simulated clients are anonymous",
     "views/batches.py": "no seed has a view with a condition; `tests/views` has its models",
     "views/conditions.py": "as above",
+    "views/filling.py": "as above",
+    "partition/filtered.py": "as above; `tests/partition` and `tests/node` have it",
     "views/index.py": "as above",
     "node/node.py": "the process around what is simulated",
     "node/production.py": "a look at a configuration, by the command line",

@@ -225,6 +225,7 @@ class Broker:
         has_ended: Callable[[NodeId], bool],
         is_cut_off: Callable[[], bool],
         workers: WorkerPool,
+        filtered: Callable[[TopicId, Partition], Partition | None],
         supported: Ranges = SUPPORTED,
     ) -> None:
         self.node_id = node_id
@@ -244,6 +245,7 @@ class Broker:
         """Levels of features that this node supports."""
         self.supported_text = named(supported)
         self.workers = workers
+        self._filtered = filtered
         self.is_cut_off = is_cut_off
         """True while other nodes may see a majority of the metadata group, but not this one."""
         self.drains = drains
@@ -320,9 +322,16 @@ class Broker:
         view = self.views.find(name, topic_id)
         if view is None or index not in view:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if view.is_retired(index):
-            return self.find_partition(view.topic.name, None, index)
-        return self.views.empty(view, index)
+        if not view.image.condition and not view.is_retired(index):
+            return self.views.empty(view, index)
+        found = self.find_partition(view.topic.name, None, index)
+        if not view.image.condition:
+            return found
+        if isinstance(found, Partition):
+            shown = self._filtered(view.image.topic_id, found)
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER if shown is None else shown
+        is_gone = found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return self.views.empty(view, index) if is_gone else found
 
     # ---- leaders and addresses ----
 
@@ -365,6 +374,8 @@ class Broker:
         keys = []
         for name, topic_id, index in wanted:
             topic = self.find_topic(name, topic_id)
+            if topic is None and (view := self.views.find(name, topic_id)) is not None:
+                topic = view.topic
             if topic is not None:
                 keys.append((topic.topic_id, index))
         return self.leader_waits.next_leaders_of(keys, hold)

@@ -315,7 +315,7 @@ class Reading:
             if self._committed_only
             else None,
             -1,
-            _masked(result.spans) if found.is_internal else result.spans,
+            _masked(result.spans) if found.is_internal else result.pieces or result.spans,
         )
         if result.diverging is not None:
             self.is_urgent = True

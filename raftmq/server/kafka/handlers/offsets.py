@@ -53,6 +53,7 @@ def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Wo
         wait_ms = min(max(request.timeout, ACKNOWLEDGED_WAIT_MS_MIN), ACKNOWLEDGED_WAIT_MS_MAX)
     topics = []
     waiting: list[tuple[_Asked, Promise[AppendResult]]] = []
+    later: list[tuple[_Asked, Promise[OffsetResult]]] = []
     cold: list[_Cold] = []
     count = 0
     for topic in request.topics:
@@ -67,6 +68,9 @@ def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Wo
                 continue
             assert isinstance(found, Partition)
             asked = _Asked(rows, len(rows) - 1, found, part, committed_only)
+            if result.later is not None:
+                later.append((asked, result.later))
+                continue
             wait = None if part.timestamp in _STARTS else found.acknowledged(wait_ms)
             if wait is not None:
                 waiting.append((asked, wait))
@@ -79,6 +83,9 @@ def list_offsets(broker: Broker, context: RequestContext, request: Struct) -> Wo
         asked.rows[asked.at] = _offset_row(version, asked.part, result)
         if result.job is not None:
             cold.append(_Cold(asked, result.job))
+    for asked, answer in later:
+        result = yield from value_of(answer)
+        asked.rows[asked.at] = _offset_row(version, asked.part, result)
     yield from _look_up(broker, version, cold)
     return {"throttle_time": 0, "topics": topics}
 

@@ -1,0 +1,595 @@
+"""Fills the indexes of views with conditions: one for each view and each replica of its topic here.
+
+An index is loaded when replica and view are there, compared with the log, and then kept behind the
+base's last stable offset: some batches are read, a worker thread judges them, the loop takes over
+what it found. A few workers do this for all indexes in turn, one stretch each time; one that is far
+behind works half of the time, so that a new view on an old topic does not take a core from those
+who write. Damage waits for the replica's repair. A topic without such a view knows nothing of this.
+
+The files lie below `views/` in the data folder, apart from the replicas' own: a folder of a view
+has one for each partition, named by its Raft group. They hold nothing that the logs do not, and are
+removed with the view or with the replica, at the next start where the node was down then.
+
+Invariants: only what is committed and stable is judged; of one index one stretch is judged at a
+time; what was judged is taken over only into the index for which it was read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from attrs import define, field
+
+from raftmq.counts import TopicCounts
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.logs import structlog
+from raftmq.metadata.engine import DrivenEngine
+from raftmq.metadata.image import MetadataImage, ViewImage
+from raftmq.node.data_plane import DataPlane
+from raftmq.node.environment import Tasks
+from raftmq.partition.filtered import FilteredPartition
+from raftmq.partition.look_ups import look_up
+from raftmq.partition.parked import Deadline, Deadlines
+from raftmq.partition.partition import Partition
+from raftmq.partition.ports import NO_OFFSET, OffsetResult, ReadResult
+from raftmq.partition.registry import PartitionRegistry
+from raftmq.ports import Clock, Disk, DiskError
+from raftmq.promise import Promise
+from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId, TopicPartition
+from raftmq.views.conditions import parse_condition
+from raftmq.views.filling import JudgeJob, RebuiltBatches, TimeJob
+from raftmq.views.index import Row, ViewIndex
+
+logger = structlog.get_logger("raftmq.views")
+
+FillKey: TypeAlias = tuple[TopicId, RaftGroupId]
+
+WORKERS: Final = 2
+LOOK_UPS: Final = 2
+READ_BYTES: Final = 128 << 10
+"""Of the log at once: some milliseconds of a thread."""
+PACED_BYTES: Final = 1 << 20
+"""An index that lacks more than this pauses between stretches."""
+SAVE_MS: Final = 10_000.0
+LOOK_MS: Final = 1_000.0
+RETRY_MS: Final = 100.0
+RETRY_MS_MAX: Final = 2_000.0
+STAGED_MS: Final = 25.0
+"""What waits in memory for a flush is in its file soon."""
+LOOK_UP_MS: Final = 30_000.0
+
+
+@define(eq=False, slots=True)
+class Fill:
+    """The index of one view at one replica.
+
+    Attributes:
+        shown: what readers are given.
+        trouble: why the last attempt failed; "" where it did not.
+        saved_end: the index's files say what it knew below.
+        must_remove: its files are to go once it is closed.
+    """
+
+    view: ViewImage
+    shown: FilteredPartition
+    folder: str
+    trouble: str = ""
+    retry_ms: float = RETRY_MS
+    saved_end: Offset = NO_OFFSET
+    saved_ms: float = 0.0
+    is_closed: bool = False
+    must_remove: bool = False
+    is_queued: bool = False
+    is_at_work: bool = False
+    is_news: bool = False
+    is_pausing: bool = False  # news do not wake it
+    timer: Deadline | None = None
+    wake: Callable[[], None] = field(default=lambda: None)
+
+    def woken(self) -> None:
+        """The base moved (`parked.FetchWaiter`)."""
+        self.shown.base_moved()
+        self.wake()
+
+    @property
+    def base(self) -> Partition:
+        """The replica whose records are judged."""
+        return self.shown.base
+
+    @property
+    def key(self) -> FillKey:
+        """What names it among those of its node."""
+        return self.view.topic_id, self.base.group
+
+
+@define(eq=False, slots=True)
+class _Asked:
+    """A look-up by time that waits for its answer."""
+
+    shown: FilteredPartition
+    timestamp: int
+    promise: Promise[OffsetResult]
+    deadline: Deadline | None = None
+
+    def settle(self, result: OffsetResult) -> None:
+        if not self.promise.is_done:
+            if self.deadline is not None:
+                self.deadline.cancel()
+            self.promise.resolve(result)
+
+
+class NodeViews:
+    """The views with conditions, as far as replicas of their topics are on this node.
+
+    Attributes:
+        judged_bytes: bytes of batches that were judged.
+        judged_count: those batches.
+        matches_count: records among them that match.
+        unreadable_count: batches that could not be opened.
+        remade_count: indexes that did not fit to their logs, or were damaged.
+        counts: of each view, what clients read.
+    """
+
+    def __init__(
+        self,
+        image_of: Callable[[], MetadataImage],
+        tasks: Tasks,
+        deadlines: Deadlines,
+        clock: Clock,
+        disk: Disk,
+        folder: str,
+        registry: PartitionRegistry,
+    ) -> None:
+        """`folder` is the node's data folder."""
+        self._image_of = image_of
+        self._tasks = tasks
+        self._deadlines = deadlines
+        self._clock = clock
+        self._disk = disk
+        self._root = f"{folder}/views"
+        self._registry = registry
+        self._rebuilt = RebuiltBatches()
+        self._fills: dict[FillKey, Fill] = {}
+        self._queue: deque[Fill] = deque()
+        self._news: Promise[None] = Promise()
+        self._asked: deque[_Asked] = deque()
+        self._has_asked: Promise[None] = Promise()
+        self.judged_bytes = 0
+        self.judged_count = 0
+        self.matches_count = 0
+        self.unreadable_count = 0
+        self.remade_count = 0
+        self.counts: dict[str, TopicCounts] = {}
+
+    @classmethod
+    def on(
+        cls,
+        plane: DataPlane,
+        engine: DrivenEngine,
+        deadlines: Deadlines,
+        registry: PartitionRegistry,
+    ) -> NodeViews:
+        """Those of a node."""
+        return cls(
+            lambda: engine.image,
+            plane.tasks,
+            deadlines,
+            plane.clock,
+            plane.disk,
+            plane.folder.path,
+            registry,
+        )
+
+    # ---- what others tell and ask ----
+
+    def opened(self, partition: Partition) -> None:
+        """A replica is there."""
+        for view in self._image_of().conditions_of(partition.topic_id):
+            self._begin(view, partition)
+
+    def closed(self, partition: Partition, *, is_gone: bool) -> None:
+        """A replica is not there any more; `is_gone`: and does not come back."""
+        for fill in [fill for fill in self._fills.values() if fill.base is partition]:
+            self._end(fill, must_remove=is_gone)
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """Begin and end with views."""
+        if before.views is after.views:
+            return
+        known = {view.topic_id for view in after.views.values() if view.condition}
+        for fill in list(self._fills.values()):
+            if fill.view.topic_id not in known:
+                self._end(fill, must_remove=True)
+        for name in [name for name in self.counts if name not in after.views]:
+            del self.counts[name]
+        old = {view.topic_id for view in before.views.values()}
+        for view in after.views.values():
+            if view.condition and view.topic_id not in old:
+                for partition in self._registry:
+                    if partition.topic_id == view.source:
+                        self._begin(view, partition)
+
+    def find(self, view_id: TopicId, base: Partition) -> FilteredPartition | None:
+        """What readers of a view are given over this replica."""
+        fill = self._fills.get((view_id, base.group))
+        return None if fill is None or fill.base is not base else fill.shown
+
+    def fills(self) -> list[Fill]:
+        """All of them."""
+        return list(self._fills.values())
+
+    def rows(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """How far each index is, for people; of the views of one topic, where it is named."""
+        return [
+            {
+                "view": fill.view.name,
+                "topic": fill.base.name.topic,
+                "partition": fill.base.index,
+                "start": int(fill.shown.start),
+                "end": int(fill.shown.readable_end),
+                "examined_end": int(fill.shown.examined_end),
+                "lacks_bytes": self.lacks_bytes(fill),
+                "trouble": fill.trouble,
+            }
+            for fill in self._fills.values()
+            if topic in (None, fill.base.name.topic)
+        ]
+
+    # ---- beginning and ending ----
+
+    def _begin(self, view: ViewImage, base: Partition) -> None:
+        if (view.topic_id, base.group) in self._fills:
+            return
+        shown = FilteredPartition(
+            TopicPartition(view.name, base.index),
+            view.topic_id,
+            base,
+            parse_condition(view.condition),
+            rebuilt=self._rebuilt,
+            look_up=self._ask,
+            deadlines=self._deadlines,
+            clock=self._clock,
+            counts=self.counts.setdefault(view.name, TopicCounts()),
+        )
+        fill = Fill(view, shown, f"{self._root}/{view.topic_id}/{_folder_of(base.group)}")
+        fill.wake = partial(self._wake, fill)
+        self._fills[fill.key] = fill
+        base.fetches.park(fill)
+        self._wake(fill)
+
+    def _end(self, fill: Fill, *, must_remove: bool) -> None:
+        del self._fills[fill.key]
+        fill.base.fetches.unpark(fill)
+        fill.is_closed, fill.must_remove = True, must_remove
+        if fill.timer is not None:
+            fill.timer.cancel()
+            fill.timer = None
+        fill.shown.close()
+        self._wake(fill)
+
+    async def sweep(self) -> None:
+        """Remove what is left of views and replicas that went while this node was down; call it
+        with a current image, before any replica is opened."""
+        image = self._image_of()
+        wanted = {
+            (str(view.topic_id), _folder_of(topic.group_id(partition.index)))
+            for view in image.views.values()
+            if view.condition and (topic := image.topic_by_id(view.source)) is not None
+            for partition in topic.held
+        }
+        await self._tasks.in_thread(partial(self._remove_others, wanted))
+
+    def _remove_others(self, wanted: Iterable[tuple[str, str]]) -> None:
+        wanted = set(wanted)
+        views = {view for view, _ in wanted}
+        for view in self._disk.list(self._root):
+            if view not in views:
+                self._disk.remove_tree(f"{self._root}/{view}")
+                continue
+            for name in self._disk.list(f"{self._root}/{view}"):
+                if (view, name) not in wanted:
+                    self._disk.remove_tree(f"{self._root}/{view}/{name}")
+
+    # ---- workers ----
+
+    async def run(self) -> None:
+        """Fill indexes and look up times until cancelled."""
+        await self._tasks.together([self._work] * WORKERS + [self._answer] * LOOK_UPS)
+
+    def _wake(self, fill: Fill) -> None:
+        if fill.is_at_work:
+            fill.is_news = True
+            return
+        if fill.timer is not None:
+            if fill.is_pausing and not fill.is_closed:
+                return
+            fill.timer.cancel()
+            fill.timer = None
+        if not fill.is_queued:
+            fill.is_queued = True
+            self._queue.append(fill)
+            if not self._news.is_done:
+                self._news.resolve(None)
+
+    async def _work(self) -> None:
+        while True:
+            while not self._queue:
+                if self._news.is_done:
+                    self._news = Promise()
+                await self._tasks.wait(self._news)
+            fill = self._queue.popleft()
+            fill.is_queued, fill.is_at_work = False, True
+            fill.is_news = fill.is_pausing = False
+            pause_ms: float | None
+            try:
+                pause_ms = await self._step(fill)
+                fill.trouble, fill.retry_ms = "", RETRY_MS
+            except (KafkaError, DiskError) as error:
+                pause_ms = self._failed(fill, error)
+            finally:
+                fill.is_at_work = False
+            if pause_ms is not None and pause_ms > 0:
+                fill.timer = self._deadlines.after(pause_ms, partial(self._rested, fill))
+                if fill.is_news or fill.is_closed:
+                    self._wake(fill)
+            elif fill.is_news or pause_ms is not None:
+                self._wake(fill)
+
+    def _rested(self, fill: Fill) -> None:
+        fill.timer = None
+        self._wake(fill)
+
+    def _failed(self, fill: Fill, error: KafkaError | DiskError) -> float | None:
+        """Remember why it does not go on; how long to wait."""
+        if fill.is_closed:
+            if fill.must_remove:
+                logger.warning("files of a view are left", folder=fill.folder, error=str(error))
+            return None
+        if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            return LOOK_MS  # the base tells when it hears of a leader
+        why = str(error) or type(error).__name__
+        if fill.trouble != why:
+            name = fill.shown.name
+            logger.warning("a view waits", view=name.topic, partition=name.partition, why=why)
+        fill.trouble, fill.is_pausing = why, True
+        pause_ms = fill.retry_ms
+        fill.retry_ms = min(2 * pause_ms, RETRY_MS_MAX)
+        return pause_ms
+
+    async def _step(self, fill: Fill) -> float | None:
+        """Do what comes next; when to look again in milliseconds, None: when the base moves."""
+        shown, base = fill.shown, fill.base
+        if fill.is_closed:
+            if fill.must_remove:
+                await self._tasks.in_thread(partial(self._remove, fill.folder))
+            return None
+        if shown.view_index is None:
+            await self._load(fill)
+            return 0
+        shown.base_moved()
+        stable = base.stable_end
+        if stable == NO_OFFSET:
+            return RETRY_MS
+        if shown.examined_end >= stable:
+            return await self._rest(fill)
+        began_ms = self._clock.monotonic_ms()
+        if not await self._judge_on(fill, stable):
+            return STAGED_MS
+        await self._save_if_due(fill)
+        if fill.is_closed or self.lacks_bytes(fill) <= PACED_BYTES:
+            return 0
+        fill.is_pausing = True
+        return self._clock.monotonic_ms() - began_ms
+
+    async def _rest(self, fill: Fill) -> float | None:
+        """All is examined: write what is known when it is time."""
+        await self._save_if_due(fill)
+        if fill.saved_end == fill.shown.examined_end:
+            return None
+        return max(1.0, fill.saved_ms + SAVE_MS - self._clock.monotonic_ms())
+
+    # ---- files ----
+
+    async def _load(self, fill: Fill) -> None:
+        """Take over what the files say, if it is about this log."""
+        base = fill.base
+        index = await self._tasks.in_thread(partial(self._open, fill))
+        if fill.is_closed:
+            return
+        log, end = base.replica.log, index.examined_end
+        is_known = end <= base.replica.log_start_offset or (
+            end <= log.log_end_offset and log.epoch_at(Offset(end - 1)) == index.epoch
+        )
+        if not is_known:
+            # The log lost what it had, or is another one's: what the index says is not about it.
+            name = fill.shown.name
+            logger.warning(
+                "the index of a view is made anew", view=name.topic, partition=name.partition
+            )
+            self.remade_count += 1
+            await self._tasks.in_thread(partial(self._remove, fill.folder))
+            index = await self._tasks.in_thread(partial(self._open, fill))
+        fill.saved_end, fill.saved_ms = index.examined_end, self._clock.monotonic_ms()
+        if not fill.is_closed:
+            fill.shown.take_index(index)
+
+    def _open(self, fill: Fill) -> ViewIndex:
+        identity = fill.view.topic_id.bytes
+        return ViewIndex(self._disk, fill.folder, identity, fill.base.replica.log_start_offset)
+
+    def _remove(self, folder: str) -> None:
+        if self._disk.exists(folder):
+            self._disk.remove_tree(folder)
+        parent = folder.rpartition("/")[0]
+        if self._disk.exists(parent) and not self._disk.list(parent):
+            self._disk.remove_tree(parent)
+
+    async def _save_if_due(self, fill: Fill) -> None:
+        index, now_ms = fill.shown.view_index, self._clock.monotonic_ms()
+        is_due = now_ms >= fill.saved_ms + SAVE_MS
+        if index is None or fill.is_closed or not is_due or fill.saved_end == index.examined_end:
+            return
+        end, shown = index.examined_end, fill.shown
+        shown.is_held = True
+        try:
+            await self._tasks.in_thread(index.save)
+        finally:
+            shown.is_held = False
+        fill.saved_end, fill.saved_ms = end, now_ms
+
+    # ---- judging ----
+
+    async def _judge_on(self, fill: Fill, stable: Offset) -> bool:
+        """Judge one stretch below the stable end; False where it cannot be read yet.
+
+        Raises:
+            KafkaError: it cannot be read now; DamagedError above all.
+            DiskError: the device failed.
+        """
+        shown, base = fill.shown, fill.base
+        start = shown.examined_end
+        result = await self._read(base, start)
+        if fill.is_closed or shown.examined_end != start:
+            return True
+        if result.code is not ErrorCode.NONE:
+            if base.replica.log_start_offset > start:
+                return True  # deleted meanwhile
+            raise KafkaError(code=result.code)
+        if not result.spans:
+            if base.replica.log.past_holes(start) < stable:
+                return False  # it waits in memory, to be written
+            shown.examined(JudgeJob((), start, (), shown.condition), stable)
+            return True
+        job = JudgeJob(
+            result.spans, start, result.aborted, shown.condition, rebuilds=len(shown.fetches) > 0
+        )
+        await self._tasks.in_thread(job.run)
+        self.judged_bytes += job.size
+        self.judged_count += len(job.judged)
+        self.matches_count += job.matches_count
+        if job.unreadable:
+            self._tell_unreadable(fill, job)
+        if not fill.is_closed and shown.examined_end == start:
+            shown.examined(job, Offset(result.spans[-1].end_offset))
+        return True
+
+    async def _read(self, base: Partition, offset: Offset) -> ReadResult:
+        """Stable batches from an offset on, in memory and checked."""
+        while True:
+            result = base.read(
+                offset, READ_BYTES, may_follow=True, may_wait=False, committed_only=True
+            )
+            if result.job is None:
+                return result
+            await self._tasks.in_thread(result.job.run)
+            base.prepared(result.job)
+
+    def _tell_unreadable(self, fill: Fill, job: JudgeJob) -> None:
+        self.unreadable_count += len(job.unreadable)
+        name = fill.shown.name
+        logger.error(
+            "a batch cannot be opened, so a view does not show it",
+            view=name.topic,
+            partition=name.partition,
+            offset=job.unreadable[0],
+            count=len(job.unreadable),
+        )
+
+    def lacks_bytes(self, fill: Fill) -> int:
+        """About how many bytes are yet to be judged."""
+        base, examined_end = fill.base, fill.shown.examined_end
+        lacking = base.readable_end - examined_end
+        if lacking <= 0:
+            return 0
+        held = base.replica.log_end_offset - base.replica.log_start_offset
+        return base.size_bytes * lacking // max(held, 1)
+
+    # ---- times ----
+
+    def _ask(self, shown: FilteredPartition, timestamp: int) -> Promise[OffsetResult]:
+        """As `FilteredPartition.list_offset`, for a time."""
+        asked = _Asked(shown, timestamp, Promise())
+        late = OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+        asked.deadline = self._deadlines.after(LOOK_UP_MS, partial(asked.settle, late))
+        self._asked.append(asked)
+        if not self._has_asked.is_done:
+            self._has_asked.resolve(None)
+        return asked.promise
+
+    async def _answer(self) -> None:
+        while True:
+            while not self._asked:
+                if self._has_asked.is_done:
+                    self._has_asked = Promise()
+                await self._tasks.wait(self._has_asked)
+            asked = self._asked.popleft()
+            try:
+                result = await self._first_since(asked)
+            except KafkaError as error:
+                result = OffsetResult(error.code)
+            except DiskError:
+                result = OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
+            asked.settle(result)
+
+    async def _first_since(self, asked: _Asked) -> OffsetResult:
+        """The first match that is not older than the time asked for.
+
+        Raises:
+            KafkaError: something cannot be read now.
+            DiskError: the device failed.
+        """
+        shown = asked.shown
+        base = shown.base
+        examined = shown.when_examined()
+        end = base.stable_end
+        if end == NO_OFFSET:
+            return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+        while True:
+            first = look_up(base.replica, asked.timestamp, end, may_wait=False)
+            if first.job is None:
+                break
+            await self._tasks.in_thread(first.job.run)
+            base.prepared(first.job)
+        if first.code is not ErrorCode.NONE or first.offset == NO_OFFSET:
+            return first
+        at = first.offset  # all that is before it is older
+        while not asked.promise.is_done:
+            row = shown.row_from(at)
+            if row is None and examined.is_done:
+                result = examined.result()
+                # What was judged since is newer than the question.
+                return result if result.code is not ErrorCode.NONE else OffsetResult(ErrorCode.NONE)
+            if row is None:
+                await self._tasks.wait(examined)
+                continue
+            job = await self._time_job(shown, row, asked.timestamp)
+            if job.found is not None:
+                stamp, offset, epoch = job.found
+                return OffsetResult(ErrorCode.NONE, Offset(offset), stamp, LeaderEpoch(epoch))
+            at = Offset(row.last_match + 1)
+        return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+
+    async def _time_job(self, shown: FilteredPartition, row: Row, timestamp: int) -> TimeJob:
+        """Look into one batch.
+
+        Raises:
+            KafkaError: it cannot be read now.
+            DiskError: the device failed.
+        """
+        while True:
+            spans, job = shown.batch_of(row)
+            if spans or job is None:
+                break
+            await self._tasks.in_thread(job.run)
+            shown.base.prepared(job)
+        start = shown.base.replica.log_start_offset
+        look = TimeJob(spans, row.base_offset, start, timestamp, shown.condition)
+        await self._tasks.in_thread(look.run)
+        return look
+
+
+def _folder_of(group: RaftGroupId) -> str:
+    return f"{group.topic_id}-{group.partition}@{group.creation_epoch}"
