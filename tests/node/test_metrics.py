@@ -231,7 +231,8 @@ class FakeNode:
         for number, name in enumerate(names):
             counts[name.topic] = TopicCounts()
             counts[name.topic].messages_in = number
-        self.partitions = SimpleNamespace(rows=lambda: rows, topic_counts=counts)
+        views = SimpleNamespace(fills=list, counts={})
+        self.partitions = SimpleNamespace(rows=lambda: rows, topic_counts=counts, views=views)
         self.broker = SimpleNamespace(metrics=ServerCounts())
         assigned = SimpleNamespace(replicas=(1, 2, 3, 4), moving_from=self.moving_from)
         image = SimpleNamespace(partition=lambda name: assigned if name.topic == "t0001" else None)
@@ -443,7 +444,8 @@ async def test_the_lag_of_a_group_by_isolation(monkeypatch: pytest.MonkeyPatch) 
     node: Any = SimpleNamespace(
         engine=SimpleNamespace(image=SimpleNamespace(groups=groups)),
         partitions=SimpleNamespace(
-            registry=SimpleNamespace(by_name=lambda _topic, index: partitions[index])
+            registry=SimpleNamespace(by_name=lambda _topic, index: partitions[index]),
+            views=SimpleNamespace(fills=list),
         ),
         config=SimpleNamespace(metrics_groups_max=3),
         plane=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 0)),
@@ -537,8 +539,10 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
     tls = ["raftmq_tls_handshakes_total", "raftmq_tls_handshake_failures_total"]
     tls.append("raftmq_certificate_expires_timestamp_seconds")
     users = ["raftmq_authentications_total", "raftmq_denials_total"]
-    expected = [*bugs, "raftmq_refusals_total", *tls, *users, stable]
-    assert empty == expected, "all went well, nothing was open or encrypted"
+    rows = ("end", "examined_end", "lacks_bytes", "filled_ratio")
+    views = [f"raftmq_view_{name}" for name in rows]
+    expected = [*bugs, "raftmq_refusals_total", *tls, *users, stable, *views]
+    assert empty == expected, "all went well, nothing was open or encrypted, there are no views"
     assert all(sample.value >= 0 for page in found for sample in page.samples)
 
 

@@ -29,6 +29,7 @@ from raftmq.node.metrics.families import TURN_S, Collector, Family, Scrape, Work
 from raftmq.node.metrics.node import NODE_METRICS, PEERS, SCRAPE_TURN, SERVER
 from raftmq.node.metrics.partitions import GROUPS, PARTITIONS, Ages
 from raftmq.node.metrics.transactions import TRANSACTIONS
+from raftmq.node.metrics.views import VIEWS
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
@@ -41,6 +42,7 @@ COLLECTORS: Final[tuple[Collector, ...]] = (
     PEERS,
     GROUPS,
     TRANSACTIONS,
+    VIEWS,
 )
 
 

@@ -707,7 +707,7 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):
         scrape[DENIALS].add((kind, operation), count)
     yield None
-    topics = node.partitions.topic_counts
+    topics = {**node.partitions.topic_counts, **node.partitions.views.counts}
     names = sorted(topics)
     kept = names[: node.config.metrics_partitions_max]
     for number, name in enumerate(kept):

@@ -19,12 +19,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from attrs import define
+from attrs import define, frozen
 
 from raftmq.foreign import visible
 from raftmq.log.reader import TimestampJob
 from raftmq.metadata.image import PartitionImage
 from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
+from raftmq.partition.filtered import FilteredPartition
 from raftmq.ports import DiskError
 from raftmq.types import Offset, RaftGroupId
 
@@ -304,16 +305,28 @@ def group_label(name: str) -> str:
     return f"{head}~{digest}"
 
 
-def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Offset, int] | None]:
-    """(labels, partition, position, lag) of every committed offset in a partition led here; None
-    now and then where others lead."""
+@frozen(slots=True)
+class _Lag:
+    """What a group has not committed in one partition led here, from `position` on."""
+
+    labels: tuple[str, str, str]
+    partition: Partition
+    position: Offset
+    lag: int
+    stable_lag: int
+
+
+def _lags(node: NodeCore) -> Iterator[_Lag | None]:
+    """Of every committed offset in a partition led here; None now and then where others lead. In a
+    view the lag is counted up to its last match, its age is that of the first match."""
     groups = node.engine.image.groups
+    views = {fill.shown.name: fill.shown for fill in node.partitions.views.fills()}
     elsewhere = 0
     for name in groups.names():
         offsets = groups.groups[name].offsets
         label = group_label(name)
         for at in sorted(offsets):
-            partition = node.partitions.registry.by_name(at.topic, at.partition)
+            partition = views.get(at) or node.partitions.registry.by_name(at.topic, at.partition)
             if partition is None or not partition.is_leader:
                 elsewhere += 1
                 if elsewhere % (4 * SLICE) == 0:
@@ -322,7 +335,12 @@ def _lags(node: NodeCore) -> Iterator[tuple[tuple[str, str, str], Partition, Off
             replica = partition.replica
             position = Offset(max(offsets[at].offset, replica.log_start_offset))
             lag = max(0, partition.readable_end - position)
-            yield (label, at.topic, str(at.partition)), partition, position, lag
+            stable_lag = max(0, lag - (partition.stable_lag or 0))
+            if isinstance(partition, FilteredPartition):
+                position = partition.first_match(position)
+                partition = partition.base
+            labels = label, at.topic, str(at.partition)
+            yield _Lag(labels, partition, position, lag, stable_lag)
 
 
 def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
@@ -333,9 +351,8 @@ def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         if found is None:
             yield None
             continue
-        labels, partition, position, lag = found
+        labels, lag, stable_lag = found.labels, found.lag, found.stable_lag
         number += 1
-        stable_lag = max(0, lag - (partition.stable_lag or 0))
         if number > node.config.metrics_groups_max:
             left_out += 1
             left_lag += lag
@@ -345,8 +362,8 @@ def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
             if stable_lag != lag:
                 scrape[STABLE_LAG].add(labels, stable_lag)
             if lag:
-                ages.want(partition, position)
-                behind[labels] = (partition.group, position)
+                ages.want(found.partition, found.position)
+                behind[labels] = (found.partition.group, found.position)
             else:
                 scrape[LAG_SECONDS].add(labels, 0)
         if number % SLICE == 0:
