@@ -273,7 +273,8 @@ def main(argv: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
     planted.add_argument("--bug", choices=[*BUGS], action="append")
     planted.set_defaults(action=_planted)
     fuzzing = commands.add_parser("fuzz", help="throw hostile bytes at the nodes of a cluster")
-    fuzzing.add_argument("--port", choices=["client", "peer", "admin"], required=True)
+    ports = ["client", "peer", "admin", "tls", "sasl", "secret"]  # jepsen_like.fuzz.run.PORTS
+    fuzzing.add_argument("--port", choices=ports, required=True)
     fuzzing.add_argument("--minutes", type=float, default=1.0)
     fuzzing.add_argument("--seed", type=int, default=1)
     fuzzing.add_argument(

@@ -1,1 +1,1 @@
-"""Hostile bytes for the three ports of a node, made from its own grammar and then spoiled."""
+"""Hostile bytes for the ports of a node, open or protected: made from a grammar, then spoiled."""

@@ -14,6 +14,7 @@ import os
 import re
 import selectors
 import socket
+import ssl
 import time
 import urllib.request
 from collections import Counter, deque
@@ -30,13 +31,24 @@ from jepsen_like.fuzz.canary import Canary
 from jepsen_like.fuzz.pages import PageMaker
 from jepsen_like.fuzz.peers import PeerFrameMaker, Target
 from jepsen_like.fuzz.requests import RequestMaker
+from jepsen_like.fuzz.secured import (
+    Doors,
+    HandshakeMaker,
+    LoginMaker,
+    ProofMaker,
+    behind_tls,
+    login_pieces,
+    open_doors,
+    proved_pieces,
+)
 from jepsen_like.fuzz.spoil import Frame
 from raftmq.testing import Cluster
 from raftmq.types import NodeId, RaftGroupId, TopicId
 from raftmq_client import TopicPartition
 from raftmq_client.blocking import Admin, Consumer
 
-PORTS: Final = ("client", "peer", "admin")
+PORTS: Final = ("client", "peer", "admin", "tls", "sasl", "secret")
+"""The last three are protected: clients' by TLS and by SASL, the peers' by a secret."""
 AT_ONCE: Final = 16
 ANSWER_S: Final = 0.03
 LOOK_S: Final = 1.0
@@ -83,11 +95,15 @@ class Outcome:
 class Fuzzer:
     """One run against one port of every node."""
 
-    def __init__(self, cluster: Cluster, port: str, seed: int, corpora: Sequence[Path]) -> None:
+    def __init__(
+        self, cluster: Cluster, port: str, seed: int, corpora: Sequence[Path], doors: Doors
+    ) -> None:
         """`corpora` are read first; what is new is added to the last of them."""
         self._cluster = cluster
         self._port = port
         self._seed = seed
+        self._doors = doors
+        self._seen: list[bytes] = []
         self._corpora = corpora
         self._known_count = 0
         self._recent: deque[tuple[int, Input]] = deque(maxlen=KEPT_INPUTS)
@@ -157,7 +173,12 @@ class Fuzzer:
             return [maker.draw() for _ in range(random.choice((1, 1, 2, 5)))]
         if self._port == "admin":
             return [PageMaker(random).draw()]
-        return PeerFrameMaker(self._target(number % len(self._pids)), random).draw()
+        if self._port == "tls":
+            return HandshakeMaker(random).draw()
+        if self._port == "sasl":
+            return LoginMaker(random).draw()
+        peers = PeerFrameMaker(self._target(number % len(self._pids)), random)
+        return peers.draw() if self._port == "peer" else ProofMaker(peers, random).draw()
 
     def _with_names(self, piece: bytes) -> bytes:
         """The corpus outlives clusters: a hello in it is said anew."""
@@ -189,9 +210,13 @@ class Fuzzer:
                 self._recent.append((outcome.inputs, frames))
                 outcome.inputs += 1
                 sock = stack.enter_context(self._connect(index))
+                if self._port == "secret":
+                    sock, *seen = behind_tls(sock)
+                    stack.enter_context(sock)
+                    self._seen = seen
                 with contextlib.suppress(OSError):  # closed before we had finished
-                    for frame in frames:
-                        sock.sendall(frame.data)
+                    for data in self._pieces(sock, frames):
+                        sock.sendall(data)
                 sock.setblocking(False)
                 selector.register(sock, selectors.EVENT_READ, frames)
             while selector.get_map() and (ready := selector.select(ANSWER_S)):
@@ -201,10 +226,20 @@ class Fuzzer:
             for key in list(selector.get_map().values()):
                 self._heard(key.data, "silence")
 
+    def _pieces(self, sock: socket.socket, frames: Input) -> Iterator[bytes]:
+        if self._port == "sasl":
+            yield from login_pieces(sock, frames)
+        elif self._port == "secret":
+            certificate, number = self._seen
+            yield from proved_pieces(certificate, number, self._doors.secret, frames)
+        else:
+            yield from (frame.data for frame in frames)
+
     def _connect(self, index: int) -> socket.socket:
         node = self._cluster.node_ids[index]
         view = self._cluster.node(node)
-        port = {"client": view.port, "admin": view.admin_port}.get(self._port)
+        known = {"client": view.port, "admin": view.admin_port, **self._doors.ports}
+        port = known.get(self._port)
         if port is None:
             port = _peer_port(self._statuses[node], node)
         try:
@@ -295,6 +330,8 @@ def _answer(sock: socket.socket) -> str:
     """What a node made of an input, told roughly."""
     try:
         data = sock.recv(1 << 16)
+    except ssl.SSLWantReadError:
+        return "silence"  # of what was heard there is no content yet
     except OSError:
         return "reset"
     if not data:
@@ -336,6 +373,11 @@ def _in_batches(inputs: Iterator[Input], size: int) -> Iterator[list[Input]]:
         yield [next(inputs) for _ in range(size)]
 
 
+def _cluster(port: str, doors: Doors) -> Cluster:
+    """Three nodes; one where a port of its own is for one process alone."""
+    return Cluster(1 if doors.ports else 3, settings={**SETTINGS, **doors.settings})
+
+
 def fuzz(port: str, minutes: float, seed: int, out: TextIO, folder: Path) -> Outcome:
     """Start a cluster, fuzz one of its ports for so long, and tell what came of it.
 
@@ -343,11 +385,11 @@ def fuzz(port: str, minutes: float, seed: int, out: TextIO, folder: Path) -> Out
     """
     folder.mkdir(parents=True, exist_ok=True)
     corpora = CORPUS / f"{port}.jsonl", folder / f"corpus-{port}.jsonl"
-    with Cluster(settings=SETTINGS) as cluster:
+    with open_doors(port) as doors, _cluster(port, doors) as cluster:
         with Admin(cluster.bootstrap) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic, 1)
-        fuzzer = Fuzzer(cluster, port, seed, corpora)
+        fuzzer = Fuzzer(cluster, port, seed, corpora, doors)
         end = time.monotonic() + 60 * minutes
 
         def progress(outcome: Outcome) -> None:

@@ -23,7 +23,6 @@ import os
 import secrets
 import socket
 import ssl
-import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -37,9 +36,9 @@ from raftmq.runtime.peer_streams import PeerRefusedError
 from raftmq.runtime.peer_tls import PORT_NAME, PeerHandshakes, PeerTls
 from raftmq.runtime.sockets import read_exactly, send_all
 from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
+from raftmq.secret_file import SecretFileError, read_secret
 from raftmq.types import NodeId
 
-FILE_BYTES_MAX: Final = 64 << 10
 SECRETS_MAX: Final = 8
 """In one file: each is tried for each stranger."""
 SECRET_LENGTHS: Final = 43, 1_024
@@ -71,13 +70,9 @@ def read_secrets(path: Path) -> Secrets:
     """
     mark = mark_of(path)
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            lines = file.read(FILE_BYTES_MAX).splitlines()
-    except OSError as error:
-        raise _refusal(path, error.strerror or "cannot be read") from None
-    if mode & stat.S_IROTH:
-        raise _refusal(path, "everyone may read it: chmod o-r")
+        lines = read_secret(path).splitlines()
+    except SecretFileError as error:
+        raise _refusal(path, str(error)) from None
     texts = tuple(dict.fromkeys(filter(None, map(bytes.strip, lines))))
     if not texts:
         raise _refusal(path, "it has no secret in it (openssl rand -hex 32)")
@@ -111,7 +106,7 @@ class SecretTls:
         """Read what the configuration names, and make a certificate.
 
         Raises:
-            ConfigError: the file cannot be used.
+            ConfigError: the file cannot be used, or cryptography is not installed.
         """
         assert config.cluster_secret_file is not None, "checked with the configuration"
         self.name = PORT_NAME
@@ -199,7 +194,8 @@ class SecretTls:
         """
         layer = await self._handshakes.dial(sock, self.dialling)
         certificate = layer.peer_certificate
-        assert certificate is not None, "TLS 1.3 without a shared key has one"
+        if certificate is None:  # OpenSSL refuses that by itself
+            raise PeerRefusedError("it showed no certificate")
         hidden = PeerTlsSocket(sock, layer, None)
         try:
             greeting = await read_exactly(hidden, len(GREETING) + NUMBER_BYTES)
@@ -245,7 +241,7 @@ def peer_guard(config: NodeConfig) -> PeerTls | SecretTls | None:
 
 def _own_context() -> tuple[ssl.SSLContext, bytes]:
     """A context that shows a new certificate, and that certificate (DER)."""
-    pem, certificate = _new_certificate()
+    pem, certificate = new_certificate()
     context = new_server_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # OpenSSL takes files alone: this one is memory, and no other process sees it.
@@ -259,14 +255,27 @@ def _own_context() -> tuple[ssl.SSLContext, bytes]:
     return context, certificate
 
 
-def _new_certificate() -> tuple[bytes, bytes]:
-    """A certificate and its key as PEM, and the certificate as DER."""
-    # Hundreds of milliseconds of imports, for the nodes that go by a secret.
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-    from cryptography.x509.oid import NameOID
+def new_certificate() -> tuple[bytes, bytes]:
+    """A certificate and its key as PEM, and the certificate as DER.
+
+    Raises:
+        ConfigError: the library for it is not installed.
+    """
+    try:  # an extra, and a long import
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+        from cryptography.x509.oid import NameOID
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"key 'cluster_secret_file': cryptography is not installed ({error}); "
+            "`pip install 'raftmq[secure]'`"
+        ) from error
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "raftmq")])

@@ -586,6 +586,12 @@ def test_each_process_has_a_certificate_of_its_own(tmp_path: Path) -> None:
     assert one.expires_s is None
 
 
+def test_it_says_what_is_to_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        SecretTls(config(tmp_path, 1))
+
+
 @pytest.mark.slow
 def test_it_costs_nothing_where_it_is_off() -> None:
     code = "import sys, raftmq.node.node; print('cryptography' in sys.modules)"
