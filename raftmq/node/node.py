@@ -350,6 +350,7 @@ class Node(NodeCore):
             faults=self.faults,
             access=self.access,
             tls=self.admin_tls,
+            refuse=self.broker.metrics.refuse,
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),

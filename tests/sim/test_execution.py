@@ -54,6 +54,7 @@ LEFT_OUT = {
     "node/status.py": "a page of the admin port",
     "server/admin/access.py": "the admin port",
     "server/admin/balance.py": "the admin port",
+    "server/admin/connections.py": "the admin port",
     "server/admin/http.py": "the admin port",
     "server/admin/pages.py": "the admin port",
     "server/admin/tls_stream.py": "the admin port",

@@ -588,7 +588,7 @@ REFUSALS: Final = Metric(
     "raftmq_refusals_total",
     "counter",
     "What the client port refused or hung up on, by the bound that said so: a configuration key, "
-    "or memory where the process had none left",
+    "memory where the process had none left, or admin_connections (of the admin port)",
     ("bound",),
 )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, Protocol
 
 import h11
@@ -35,6 +36,7 @@ from raftmq.logs import RateLimitedLog, structlog
 from raftmq.runtime.certificates import ServerTls
 from raftmq.server.admin.access import Access
 from raftmq.server.admin.balance import BalancePage, balance_routes
+from raftmq.server.admin.connections import OpenConnection, OpenConnections
 from raftmq.server.admin.pages import (
     LeadersPage,
     NodesPage,
@@ -59,6 +61,8 @@ KEEP_ALIVE_S: Final = 30.0
 READ_TIMEOUT_S: Final = 60
 CONNECTIONS_MAX: Final = 100
 """At a time, so that nobody takes the descriptors of the node here."""
+CONNECTIONS_BOUND: Final = "admin_connections"
+"""Its name among what is refused."""
 REASON_LENGTH_MAX: Final = 300
 _log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
 _is_certified: ContextVar[bool] = ContextVar("_is_certified", default=False)
@@ -92,6 +96,7 @@ class PageSources:
         faults: breaks this node on purpose; None: /faults is refused.
         access: says who may do what.
         tls: the certificates of the port; None: it speaks plain HTTP.
+        refuse: is told of each bound that was reached.
     """
 
     health: Health
@@ -100,6 +105,7 @@ class PageSources:
     faults: FaultPort | None
     access: Access
     tls: ServerTls | None
+    refuse: Callable[[str], None]
     nodes: NodesPage
     leaders: LeadersPage
     balance: BalancePage
@@ -252,54 +258,87 @@ class _Connection(TCPServer):
         vars(self).clear()
 
 
-async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: CountBug) -> None:
+async def serve_admin(
+    sock: socket.socket,
+    sources: PageSources,
+    count_bug: CountBug,
+) -> None:
     """Serve the admin port on a bound socket until cancelled; it stays the caller's.
 
     Each connection has a border of its own: what its bytes make of Hypercorn's protocol code costs
-    that connection. Beyond `CONNECTIONS_MAX` of them a new one is closed at once.
+    that connection. Beyond `CONNECTIONS_MAX` of them an idle one gives way to a new one
+    (`connections.py`).
     """
+    app = guarded(checked(make_app(sources), sources.access), count_bug)
+    handshakes = None if sources.tls is None else AdminHandshakes(sources.tls)
+    connections = OpenConnections(CONNECTIONS_MAX)
+    serve = partial(_serve_connection, app, handshakes, count_bug)
+
+    async def accepted(stream: trio.SocketStream) -> None:
+        is_full = len(connections) >= CONNECTIONS_MAX
+        if is_full:
+            sources.refuse(CONNECTIONS_BOUND)
+        connection = connections.enter(_host_of(stream))
+        if connection is None:
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            with connection.scope:
+                await serve(stream, connection)
+        finally:
+            connections.leave(connection)
+
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
+    await trio.serve_listeners(accepted, [listener])
+
+
+def _host_of(stream: trio.SocketStream) -> str:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""  # it is gone already
+
+
+def _configuration() -> Config:
     config = Config()
     config.accesslog = None
     config.errorlog = None
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.read_timeout = READ_TIMEOUT_S
     config.include_server_header = False
-    app: Any = ASGIWrapper(guarded(checked(make_app(sources), sources.access), count_bug))
-    context = WorkerContext(None)
-    handshakes = None if sources.tls is None else AdminHandshakes(sources.tls)
-    open_connections = 0
+    return config
 
-    async def serve_connection(stream: trio.SocketStream) -> None:
-        nonlocal open_connections
-        if open_connections >= CONNECTIONS_MAX:
-            await trio.aclose_forcefully(stream)
-            return
-        open_connections += 1
-        told: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
+
+async def _serve_connection(
+    app: Any,
+    handshakes: AdminHandshakes | None,
+    count_bug: CountBug,
+    stream: trio.SocketStream,
+    connection: OpenConnection,
+) -> None:
+    told: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
+    try:
+        if handshakes is not None:
+            encrypted = await handshakes.encrypted(stream)
+            if encrypted is None:
+                return
+            told = encrypted
+            _is_certified.set(encrypted.is_certified)
+        pages: Any = ASGIWrapper(connection.working(app))
+        served = _Connection(
+            pages, _configuration(), WorkerContext(None), ConnectionState({}), told
+        )
         try:
-            if handshakes is not None:
-                encrypted = await handshakes.encrypted(stream)
-                if encrypted is None:
-                    return
-                told = encrypted
-                _is_certified.set(encrypted.is_certified)
-            connection = _Connection(app, config, context, ConnectionState({}), told)
-            try:
-                await connection
-            finally:
-                connection.forget()
-        except Exception as error:  # noqa: BLE001 - the border of one connection
-            bug = _only(error)
-            count_bug(bug)
-            _log.error(
-                "an admin connection met a bug", why=repr(bug)[:REASON_LENGTH_MAX], exc_info=error
-            )
-            await trio.aclose_forcefully(told)
+            await served
         finally:
-            open_connections -= 1
-
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
-    await trio.serve_listeners(serve_connection, [listener])
+            served.forget()
+    except Exception as error:  # noqa: BLE001 - the border of one connection
+        bug = _only(error)
+        count_bug(bug)
+        _log.error(
+            "an admin connection met a bug", why=repr(bug)[:REASON_LENGTH_MAX], exc_info=error
+        )
+        await trio.aclose_forcefully(told)
 
 
 def _only(error: Exception) -> Exception:

@@ -6,7 +6,7 @@ import gc
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import h11
@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from raftmq.config import NodeConfig
 from raftmq.server.admin import http as admin_http
 from raftmq.server.admin.access import Access
+from raftmq.server.admin.connections import ENDING_MAX, OpenConnection, OpenConnections
 from raftmq.server.admin.http import PAGES, PageSources, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 
@@ -75,6 +76,7 @@ def sources(**given: Any) -> PageSources:
         "faults": None,
         "access": Access(NodeConfig(node_id=1, data="d")),  # type: ignore[arg-type]  # converted
         "tls": None,
+        "refuse": lambda _bound: None,
         "nodes": NoCluster(),
         "leaders": NoCluster(),
         "balance": NoCluster(),
@@ -115,7 +117,9 @@ async def test_pages(is_healthy: bool, is_live: bool) -> None:
 
 @asynccontextmanager
 async def served(
-    bugs: list[Exception] | None = None, status: Status = status
+    bugs: list[Exception] | None = None,
+    status: Status = status,
+    **given: Any,
 ) -> AsyncIterator[int]:
     """The port of a running admin server; what it counts comes to `bugs`, or must not be."""
     counted: list[Exception] = [] if bugs is None else bugs
@@ -123,7 +127,7 @@ async def served(
     port = sock.getsockname()[1]
 
     async def serve() -> None:
-        await serve_admin(sock, sources(status=status), counted.append)
+        await serve_admin(sock, sources(status=status, **given), counted.append)
 
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -276,15 +280,104 @@ async def test_a_bug_in_a_page_costs_one_request() -> None:
         assert (await get(port, "/metrics"))[0] == 200
 
 
-async def test_no_more_connections_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_do_not_shut_out_an_operator() -> None:
+    """As many as there may be say nothing, or half of a request: a new one is served all the same,
+    and the oldest silent one gives way to it."""
+    refused: list[str] = []
+    async with served(refuse=refused.append) as port:
+        silent = [
+            await trio.open_tcp_stream("127.0.0.1", port) for _ in range(admin_http.CONNECTIONS_MAX)
+        ]
+        await silent[1].send_all(b"POST /nodes/change HTTP/1.1\r\nHost: loc")
+        assert (await get(port, "/health"))[0] == 200
+        assert await silent[0].receive_some() == b"", "the oldest one gave way"
+        assert (await get(port, "/health"))[0] == 200
+        with trio.move_on_after(0.05) as waited:
+            await silent[2].receive_some()
+        assert waited.cancelled_caught, "the place of the one that was served was free again"
+        for stream in silent:
+            await stream.aclose()
+    assert set(refused) == {admin_http.CONNECTIONS_BOUND}
+
+
+async def test_a_request_that_is_worked_on_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admin_http, "CONNECTIONS_MAX", 2)
-    async with served() as port:
-        kept = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+    release = trio.Event()
+    began: list[int] = []
+
+    async def slow() -> dict[str, Any]:
+        began.append(1)
+        await release.wait()
+        return {"node_id": 1}
+
+    codes: list[int] = []
+    async with served(status=slow) as port, trio.open_nursery() as nursery:
+
+        async def ask_status() -> None:
+            codes.append((await get(port, "/status"))[0])
+
+        for _ in range(2):
+            nursery.start_soon(ask_status)
+        while len(began) < 2:
+            await trio.lowlevel.checkpoint()
         async with await trio.open_tcp_stream("127.0.0.1", port) as extra:
             assert await extra.receive_some() == b"", "it is told by an end at once"
-        for stream in kept:
-            await stream.aclose()
-        code = 0
-        while code != 200:  # until the server has seen them go
-            with suppress(IndexError, trio.BrokenResourceError):
-                code, _ = await get(port, "/health")
+        release.set()
+        while len(codes) < 2:
+            await trio.lowlevel.checkpoint()
+        assert (await get(port, "/health"))[0] == 200
+    assert codes == [200, 200]
+
+
+async def test_a_flood_of_one_address_costs_that_address() -> None:
+    connections = OpenConnections(4)
+    operator = connections.enter("10.0.0.1")
+    flood = [connections.enter("10.0.0.66") for _ in range(7)]
+    assert operator is not None
+    assert not operator.scope.cancel_called
+    given_way = [one is not None and one.scope.cancel_called for one in flood]
+    assert given_way == [True] * 4 + [False] * 3
+    assert (len(connections), connections.gave_way, connections.refused) == (8, 4, 0)
+
+
+async def test_ends_that_take_long_are_waited_for() -> None:
+    """What was told to end holds its descriptor until it has ended."""
+    connections = OpenConnections(4)
+    entered = [connections.enter("10.0.0.66") for _ in range(4 + ENDING_MAX)]
+    assert None not in entered
+    assert connections.enter("10.0.0.66") is None
+    assert connections.refused == 1
+    assert entered[0] is not None
+    connections.leave(entered[0])
+    assert connections.enter("10.0.0.66") is not None
+
+
+async def test_what_waits_for_its_client_is_no_work() -> None:
+    (connection,) = [OpenConnection("10.0.0.1")]
+    seen = []
+
+    async def receive() -> dict[str, Any]:
+        seen.append(("receives", connection.is_busy))
+        return {}
+
+    async def send(_message: Any) -> None:
+        seen.append(("sends", connection.is_busy))
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        seen.append(("works", connection.is_busy))
+        await receive()
+        seen.append(("works", connection.is_busy))
+        await send({})
+        seen.append(("works", connection.is_busy))
+
+    await connection.working(app)({}, receive, send)
+    assert not connection.is_busy
+    assert seen == [
+        ("works", True),
+        ("receives", False),
+        ("works", True),
+        ("sends", False),
+        ("works", True),
+    ]
