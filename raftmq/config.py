@@ -232,6 +232,11 @@ class NodeConfig:
     advertised_admin: Address | None = _key(
         "Admin address that other nodes are told; default: admin_listener.", default=None
     )
+    audit_file: Path | None = _key(
+        "A file with a line of JSON for each authentication, denial and administrative change; it "
+        "is made, for the node's own user alone, and opened anew when it was moved, and at SIGHUP.",
+        default=None,
+    )
     peer_tls: str = _key(
         "TLS between nodes, by certificates of both sides or a secret of the cluster. required: "
         "nothing else. accept: a peer may also speak plain, while it is turned on or off node by "

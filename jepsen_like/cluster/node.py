@@ -358,6 +358,7 @@ class ClusterNode:
             make_lock=nullcontext,
             core_times=CoreTimes,
             core_stolen_ms=lambda: 0.0,
+            audit_sink=None,
             buggify=world.buggify,
         )
         core = SimCore(self._config(), world.options)

@@ -61,6 +61,7 @@ from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.peer_links import KIND_FORMATION
 from raftmq.runtime.peer_secret import SecretTls
 from raftmq.runtime.peer_tls import PeerTls
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.authentication import Authenticator, SaslSettings
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
@@ -337,6 +338,9 @@ class NodeCore:
 
     def _compose_server(self, environment: Environment) -> None:
         config, plane = self.config, self.plane
+        self.audit = Audit(
+            environment.audit_sink, plane.clock, cluster=config.cluster_id, node=config.node_id
+        )
         self.coordinator = Coordinator(
             self.node_id,
             self.engine,
@@ -367,6 +371,7 @@ class NodeCore:
             is_cut_off=self._is_cut_off,
             workers=environment.workers,
             filtered=self.partitions.views.find,
+            audit=self.audit,
             supported=self.supported,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
@@ -393,6 +398,7 @@ class NodeCore:
             deadlines=self.deadlines,
             clock=self.plane.clock,
             counts=self.broker.metrics,
+            audit=self.audit,
         )
         self.engine.on_image(authenticator.image_changed)
         return authenticator

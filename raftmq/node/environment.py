@@ -25,6 +25,7 @@ from raftmq.runtime.data_folder import DataFolder
 from raftmq.runtime.peer_hello import PeerIdentity
 from raftmq.runtime.peer_streams import StreamCounts
 from raftmq.runtime.threads import WorkerPool
+from raftmq.server.audit import AuditSink
 from raftmq.types import Buffer, NodeId
 
 T = TypeVar("T")
@@ -142,6 +143,7 @@ class Environment:
         make_lock: makes locks for what worker threads share with the loop.
         core_times: how long the loop's thread ran, and was ready and had no core, so far.
         core_stolen_ms: how long the host took the cores away, so far.
+        audit_sink: where lines of the audit go; None where none is kept.
         buggify: makes rarely taken branches frequent; never, outside the simulation.
         supported: levels of features, of this node's version.
     """
@@ -160,5 +162,6 @@ class Environment:
     make_lock: Callable[[], AbstractContextManager[Any]]
     core_times: Callable[[], CoreTimes]
     core_stolen_ms: Callable[[], float]
+    audit_sink: AuditSink | None
     buggify: Buggify = never
     supported: Ranges = field(factory=lambda: SUPPORTED)

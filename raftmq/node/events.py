@@ -300,6 +300,7 @@ class Events:
         self._look_at_controller()
         self._look_at_disk(now_ms)
         self._look_at_flushes(now_ms)
+        self._node.audit.tick()
         flush_all()
 
 

@@ -28,6 +28,7 @@ from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user
 from raftmq.node.status import describe, health
+from raftmq.runtime.audit_file import AuditFile
 from raftmq.runtime.certificates import ServerTls, admin_files, files_of
 from raftmq.runtime.clock import CoreWait, RealClock
 from raftmq.runtime.data_folder import DataFolder
@@ -101,13 +102,16 @@ class Node(NodeCore):
         files = admin_files(config)
         self.admin_tls = None if files is None else ServerTls(self.access.name, files)
         self._first_user = None if path is None else read_first_user(path)
+        self.audit_file = None if config.audit_file is None else AuditFile(config.audit_file)
         self._must_reload = trio.Event()
         self._stopping = trio.Event()
         self._is_warm = trio.Event()
         self.failure: str | None = None
 
     def reload(self) -> None:
-        """Load certificates and keys anew."""
+        """Load certificates and keys anew, and open the audit file anew."""
+        if self.audit_file is not None:
+            self.audit_file.reopen()
         self._must_reload.set()
 
     def stop(self) -> None:
@@ -248,6 +252,7 @@ class Node(NodeCore):
             make_lock=threading.Lock,
             core_times=self.core_wait.times,
             core_stolen_ms=self.core_wait.stolen_ms,
+            audit_sink=self.audit_file,
         )
         self.compose(environment, journal)
         flusher.around = self.plane.multiraft.batch
@@ -261,6 +266,7 @@ class Node(NodeCore):
             budget=budget,
             pause=self.plane.pause,
             authenticators=self.authenticators,
+            audit=self.audit,
         )
 
     def _may_break(self) -> bool:
@@ -351,6 +357,7 @@ class Node(NodeCore):
             access=self.access,
             tls=self.admin_tls,
             refuse=self.broker.metrics.refuse,
+            audit=self.audit,
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),
@@ -385,5 +392,7 @@ class Node(NodeCore):
             self.core_wait.close()
             for replica in self.plane.multiraft.replicas.values():
                 replica.log.close()
+        if self.audit_file is not None and (left := self.audit_file.close()):
+            logger.error("the last lines of the audit file were lost", bytes=left)
         journal.close()
         folder.close()

@@ -34,6 +34,12 @@ class HandshakeError(RaftmqError):
         self.layer = layer
         self.why = why
 
+    @property
+    def is_about_certificates(self) -> bool:
+        """True when one of both sides did not trust the other, or saw no certificate of it."""
+        reason = getattr(self.why.__cause__, "reason", None) or ""
+        return "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
+
 
 async def shake(sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter) -> TlsLayer:
     """Go on until the handshake is over, and all that it says is with the kernel; returns `layer`.

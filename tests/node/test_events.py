@@ -37,6 +37,7 @@ from raftmq.node.partitions import RoleWatch
 from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime import disk
 from raftmq.types import LeaderEpoch, NodeId, Offset, ReplicaId, StorageId, TopicId, TopicPartition
+from tests.server.auditing import NO_AUDIT
 from tests.server.kafka.world import broker_image
 
 TOPIC = TopicId(UUID(int=7))
@@ -64,6 +65,7 @@ class FakeNode:
     def __init__(self) -> None:
         self.node_id = NodeId(1)
         self.is_serving = True
+        self.audit = NO_AUDIT
         self.clock = Clock()
         self.watch = SimpleNamespace(on_event=None)
         self.flush_ms = 0.0

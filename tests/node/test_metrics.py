@@ -49,6 +49,7 @@ from raftmq.types import TopicPartition
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic
 from tests.node.exposition import Page, pages, total
+from tests.server.auditing import NO_AUDIT
 
 METRICS = [metric for collector in COLLECTORS for metric in collector.metrics]
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -234,6 +235,7 @@ class FakeNode:
         views = SimpleNamespace(fills=list, counts={})
         self.partitions = SimpleNamespace(rows=lambda: rows, topic_counts=counts, views=views)
         self.broker = SimpleNamespace(metrics=ServerCounts())
+        self.audit = NO_AUDIT
         assigned = SimpleNamespace(replicas=(1, 2, 3, 4), moving_from=self.moving_from)
         image = SimpleNamespace(partition=lambda name: assigned if name.topic == "t0001" else None)
         self.engine = SimpleNamespace(image=image)
@@ -539,6 +541,7 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
     tls = ["raftmq_tls_handshakes_total", "raftmq_tls_handshake_failures_total"]
     tls.append("raftmq_certificate_expires_timestamp_seconds")
     users = ["raftmq_authentications_total", "raftmq_denials_total"]
+    users += ["raftmq_audit_lines_total", "raftmq_audit_lines_left_out_total"]
     rows = ("end", "examined_end", "lacks_bytes", "filled_ratio")
     views = [f"raftmq_view_{name}" for name in rows]
     expected = [*bugs, "raftmq_refusals_total", *tls, *users, stable, *views]

@@ -623,6 +623,21 @@ DENIALS: Final = Metric(
     ("resource", "operation"),
 )
 
+AUDIT_LINES: Final = Metric(
+    "raftmq_audit_lines_total",
+    "counter",
+    "Lines handed to the audit file: of authentications, denials and administrative changes, by "
+    "what came of them",
+    ("kind", "outcome"),
+)
+AUDIT_LEFT_OUT: Final = Metric(
+    "raftmq_audit_lines_left_out_total",
+    "counter",
+    "Lines that are missing in the audit file: rate (strangers caused too many of them), memory "
+    "(the file could not be written for too long)",
+    ("reason",),
+)
+
 _TOPIC: Final = (
     (
         Metric(
@@ -706,6 +721,10 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[AUTHENTICATIONS].add(labels, count)
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):
         scrape[DENIALS].add((kind, operation), count)
+    for audited, count in sorted(node.audit.lines.items()):
+        scrape[AUDIT_LINES].add(audited, count)
+    for reason, count in sorted(node.audit.left_out.items()):
+        scrape[AUDIT_LEFT_OUT].add((reason,), count)
     yield None
     topics = {**node.partitions.topic_counts, **node.partitions.views.counts}
     names = sorted(topics)
@@ -742,6 +761,8 @@ SERVER: Final = Collector(
         CERTIFICATES,
         AUTHENTICATIONS,
         DENIALS,
+        AUDIT_LINES,
+        AUDIT_LEFT_OUT,
         *(metric for metric, _ in _TOPIC),
         TOPICS_LEFT_OUT,
     ),

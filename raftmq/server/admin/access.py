@@ -32,6 +32,9 @@ _SCHEME: Final = "bearer "
 _HEALTH: Final = frozenset(("/health", "/health/ready", "/health/live"))
 _READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 
+TOKEN_HOLDER: Final = "token of the admin port"
+"""Whoever has one; which of them it was cannot be told without telling of it."""
+ANONYMOUS: Final = "User:ANONYMOUS"
 UNKNOWN_TOKEN: Final = 401, "no token of this port"
 NO_TOKEN: Final = (
     401,
@@ -108,16 +111,16 @@ class Access:
         headers: Mapping[str, str],
         client: str,
         *,
-        is_certified: bool = False,
+        subject: str | None = None,
     ) -> Refusal | None:
         """Why a request is refused; None when it is served.
 
         Args:
             headers: by their names in small letters.
             client: the address that it came from.
-            is_certified: it came by a connection on which an operator's certificate was shown.
+            subject: of the operator's certificate that was shown on its connection.
         """
-        if is_certified:
+        if subject is not None:
             return None
         if self._loaded is not None and (said := headers.get("authorization", "")):
             return None if self._knows(said, self._loaded) else UNKNOWN_TOKEN
@@ -129,6 +132,13 @@ class Access:
         if self.is_guarded:
             return None if is_read and _is_loopback(client) else NO_TOKEN
         return None if is_read or self._is_open else READ_ONLY
+
+    def principal_of(self, headers: Mapping[str, str], subject: str | None) -> str:
+        """Who sent a request that is served, as far as this port can tell."""
+        if subject is not None:
+            return f"User:{subject}"
+        has_token = self._loaded is not None and headers.get("authorization")
+        return TOKEN_HOLDER if has_token else ANONYMOUS
 
     def _knows(self, said: str, tokens: Tokens) -> bool:
         if not said.lower().startswith(_SCHEME):

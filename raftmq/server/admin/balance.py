@@ -17,6 +17,7 @@ from raftmq.controller.control_plane import ControlPlane
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import BalanceCall, Outcome
 from raftmq.server.admin.pages import action_page, value_of, within_limits
+from raftmq.server.audit import Audit
 
 ONTO_MAX: Final = 1_000
 
@@ -58,6 +59,6 @@ def _told(row: Outcome) -> dict[str, Any]:
     return {**move, "code": ErrorCode(row.code).name, "message": row.message or ""}
 
 
-def balance_routes(page: BalancePage) -> list[Route]:
+def balance_routes(page: BalancePage, audit: Audit) -> list[Route]:
     """The page's route."""
-    return [Route("/balance", action_page(BalanceRequest, page.balance), methods=["POST"])]
+    return [Route("/balance", action_page(BalanceRequest, page.balance, audit), methods=["POST"])]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Final, Protocol
 
 import h11
@@ -30,14 +29,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from raftmq.errors import RemoteProtocolError
+from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.runtime.certificates import ServerTls
-from raftmq.server.admin.access import Access
+from raftmq.server.admin.access import UNKNOWN_TOKEN, Access
 from raftmq.server.admin.balance import BalancePage, balance_routes
 from raftmq.server.admin.connections import OpenConnection, OpenConnections
 from raftmq.server.admin.pages import (
+    WHO,
     LeadersPage,
     NodesPage,
     Page,
@@ -46,9 +46,11 @@ from raftmq.server.admin.pages import (
     nodes_routes,
     read_body,
     too_large,
+    who_of,
 )
 from raftmq.server.admin.tls_stream import AdminHandshakes
 from raftmq.server.admin.topics import TopicsPage, topics_routes
+from raftmq.server.audit import Audit, AuditOutcome, AuditRow, Who
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]
 Status = Callable[[], Awaitable[dict[str, Any]]]
@@ -65,8 +67,8 @@ CONNECTIONS_BOUND: Final = "admin_connections"
 """Its name among what is refused."""
 REASON_LENGTH_MAX: Final = 300
 _log: Final = RateLimitedLog(structlog.get_logger("raftmq.admin"), lines_max=1)
-_is_certified: ContextVar[bool] = ContextVar("_is_certified", default=False)
-"""Whether the client of the present connection showed an operator's certificate."""
+_subject: ContextVar[str | None] = ContextVar("_subject", default=None)
+"""Of the operator's certificate that the client of the present connection showed."""
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS"))
 _JSON: Final = "application/json"
 REFUSED_CODE: Final = "CLUSTER_AUTHORIZATION_FAILED"
@@ -97,6 +99,7 @@ class PageSources:
         access: says who may do what.
         tls: the certificates of the port; None: it speaks plain HTTP.
         refuse: is told of each bound that was reached.
+        audit: is told who changes something, and who is refused.
     """
 
     health: Health
@@ -106,13 +109,18 @@ class PageSources:
     access: Access
     tls: ServerTls | None
     refuse: Callable[[str], None]
+    audit: Audit
     nodes: NodesPage
     leaders: LeadersPage
     balance: BalancePage
     topics: TopicsPage
 
 
-def _faults_page(faults: FaultPort | None) -> Page:
+def _faults_page(faults: FaultPort | None, audit: Audit) -> Page:
+    def tell(request: Request, outcome: AuditOutcome, code: str) -> None:
+        row = AuditRow("faults", "", code)
+        audit.administration(who_of(request), f"{request.method} /faults", outcome, [row])
+
     async def page(request: Request) -> Response:
         if faults is None:
             return answer({"error": FAULTS_REFUSED}, 403)
@@ -121,10 +129,16 @@ def _faults_page(faults: FaultPort | None) -> Page:
             if body is None:
                 return too_large(FAULTS_BYTES_MAX)
             try:
-                return answer(decode_foreign("faults", faults.replace, body))
+                replaced = decode_foreign("faults", faults.replace, body)
             except RemoteProtocolError as error:
+                tell(request, AuditOutcome.FAILED, ErrorCode.INVALID_REQUEST.name)
                 return answer({"error": str(error)}, 400)
-        return answer(faults.clear() if request.method == "DELETE" else faults.show())
+            tell(request, AuditOutcome.OK, ErrorCode.NONE.name)
+            return answer(replaced)
+        if request.method == "DELETE":
+            tell(request, AuditOutcome.OK, ErrorCode.NONE.name)
+            return answer(faults.clear())
+        return answer(faults.show())
 
     return page
 
@@ -197,11 +211,13 @@ def make_app(sources: PageSources) -> Starlette:
         Route("/health/ready", health_page),
         Route("/health/live", live_page),
         Route("/status", status_page),
-        Route("/faults", _faults_page(sources.faults), methods=["GET", "PUT", "DELETE"]),
-        *nodes_routes(sources.nodes),
-        *leaders_routes(sources.leaders),
-        *balance_routes(sources.balance),
-        *topics_routes(sources.topics),
+        Route(
+            "/faults", _faults_page(sources.faults, sources.audit), methods=["GET", "PUT", "DELETE"]
+        ),
+        *nodes_routes(sources.nodes, sources.audit),
+        *leaders_routes(sources.leaders, sources.audit),
+        *balance_routes(sources.balance, sources.audit),
+        *topics_routes(sources.topics, sources.audit),
     ]
     return Starlette(routes=routes)
 
@@ -269,10 +285,9 @@ async def serve_admin(
     that connection. Beyond `CONNECTIONS_MAX` of them an idle one gives way to a new one
     (`connections.py`).
     """
-    app = guarded(checked(make_app(sources), sources.access), count_bug)
-    handshakes = None if sources.tls is None else AdminHandshakes(sources.tls)
+    app = guarded(checked(make_app(sources), sources.access, sources.audit), count_bug)
+    handshakes = None if sources.tls is None else AdminHandshakes(sources.tls, sources.audit)
     connections = OpenConnections(CONNECTIONS_MAX)
-    serve = partial(_serve_connection, app, handshakes, count_bug)
 
     async def accepted(stream: trio.SocketStream) -> None:
         is_full = len(connections) >= CONNECTIONS_MAX
@@ -284,7 +299,7 @@ async def serve_admin(
             return
         try:
             with connection.scope:
-                await serve(stream, connection)
+                await _serve_connection(app, handshakes, count_bug, stream, connection)
         finally:
             connections.leave(connection)
 
@@ -319,11 +334,11 @@ async def _serve_connection(
     told: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
     try:
         if handshakes is not None:
-            encrypted = await handshakes.encrypted(stream)
+            encrypted = await handshakes.encrypted(stream, connection.host)
             if encrypted is None:
                 return
             told = encrypted
-            _is_certified.set(encrypted.is_certified)
+            _subject.set(encrypted.subject)
         pages: Any = ASGIWrapper(connection.working(app))
         served = _Connection(
             pages, _configuration(), WorkerContext(None), ConnectionState({}), told
@@ -348,8 +363,14 @@ def _only(error: Exception) -> Exception:
     return error
 
 
-def checked(app: Any, access: Access) -> Any:
+def checked(app: Any, access: Access, audit: Audit) -> Any:
     """The same pages, for those that may."""
+
+    def tell(who: Who, method: str, path: str, why: str, *, is_unknown: bool) -> None:
+        if is_unknown:
+            audit.authentication(who, "token", AuditOutcome.FAILED, why=why)
+        else:
+            audit.denial(who, f"{method} {path}", method, "admin port")
 
     async def serve_one(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -359,8 +380,10 @@ def checked(app: Any, access: Access) -> Any:
             }
             client = str((scope.get("client") or ("",))[0])
             refusal = access.refusal(
-                scope["method"], scope["path"], headers, client, is_certified=_is_certified.get()
+                scope["method"], scope["path"], headers, client, subject=_subject.get()
             )
+            principal = access.principal_of(headers, _subject.get()) if refusal is None else None
+            who = scope[WHO] = Who(principal, client, access.name)
             if refusal is not None:
                 code, why = refusal
                 _log.warning(
@@ -370,6 +393,8 @@ def checked(app: Any, access: Access) -> Any:
                     path=scope["path"][:REASON_LENGTH_MAX],
                     why=why,
                 )
+                is_unknown = refusal is UNKNOWN_TOKEN
+                tell(who, scope["method"], scope["path"], why, is_unknown=is_unknown)
                 response = answer({"error": why, "code": REFUSED_CODE}, code)
                 if code == 401:
                     response.headers["WWW-Authenticate"] = "Bearer"

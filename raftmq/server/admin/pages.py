@@ -47,17 +47,31 @@ from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.metadata.voters import metadata_target, voters_wanted
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
+from raftmq.server.audit import Audit, AuditOutcome, AuditRow, Who
 from raftmq.types import NodeId
 
 BODY_BYTES_MAX: Final = 4 << 10
 POLL_S: Final = 0.02
 ASK_AGAIN_S: Final = 0.5
 TIMEOUT_MS_MAX: Final = 60_000
+WHO: Final = "raftmq.who"
+"""Where a request's scope says who sent it."""
 _JSON: Final = "application/json"
+_UNTOLD: Final = frozenset(("timeout_ms", "dry_run"))
+_UNCERTAIN: Final = frozenset(
+    code.name
+    for code in (
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.NETWORK_EXCEPTION,
+    )
+)
+"""After these a change may have been made, or may yet be."""
 
 Page: TypeAlias = Callable[[Request], Awaitable[Response]]
 _Value = TypeVar("_Value")
-_Wanted = TypeVar("_Wanted")
+_Wanted = TypeVar("_Wanted", bound=msgspec.Struct)
 
 
 def answer(body: dict[str, Any], status_code: int = 200) -> Response:
@@ -82,8 +96,32 @@ async def read_body(request: Request, bytes_max: int) -> bytes | None:
     return body
 
 
-def action_page(kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str, Any]]]) -> Page:
-    """A page that reads a `kind` from its body and answers what `act` makes of it."""
+def who_of(request: Request) -> Who:
+    """Who sent a request, as the port's access found."""
+    who: Who = request.scope[WHO]
+    return who
+
+
+def action_page(
+    kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str, Any]]], audit: Audit
+) -> Page:
+    """A page that reads a `kind` from its body and answers what `act` makes of it; `audit` is told
+    what was asked for, and the code of the answer."""
+
+    def tell(request: Request, wanted: _Wanted, code: str) -> None:
+        said = {
+            name: value
+            for name, value in msgspec.structs.asdict(wanted).items()
+            if name not in _UNTOLD
+        }
+        detail = " ".join(f"{name}={value}" for name, value in said.items())
+        audit.administration(
+            who_of(request),
+            f"{request.method} {request.url.path}",
+            _outcome(code),
+            [AuditRow("cluster", detail, code)],
+            is_dry_run=bool(getattr(wanted, "dry_run", False)),
+        )
 
     decoder = msgspec.json.Decoder(kind)
 
@@ -97,9 +135,21 @@ def action_page(kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str
             wanted = decode_foreign("body", decoder.decode, body)
         except RemoteProtocolError as error:
             return answer({"error": str(error)}, 400)
-        return answer(await act(wanted))
+        code = ErrorCode.UNKNOWN_SERVER_ERROR.name
+        try:
+            result = await act(wanted)
+            code = result.get("code", code)
+        finally:
+            tell(request, wanted, code)
+        return answer(result)
 
     return page
+
+
+def _outcome(code: str) -> AuditOutcome:
+    if code == ErrorCode.NONE.name:
+        return AuditOutcome.OK
+    return AuditOutcome.UNKNOWN if code in _UNCERTAIN else AuditOutcome.FAILED
 
 
 def within_limits(timeout_ms: int) -> int:
@@ -241,7 +291,7 @@ class NodesPage:
         return self._survey
 
 
-def nodes_routes(nodes: NodesPage) -> list[Route]:
+def nodes_routes(nodes: NodesPage, audit: Audit) -> list[Route]:
     """The pages' routes."""
 
     async def show(_request: Request) -> Response:
@@ -252,8 +302,10 @@ def nodes_routes(nodes: NodesPage) -> list[Route]:
 
     return [
         Route("/nodes", show, methods=["GET"]),
-        Route("/nodes/replace", action_page(ReplaceRequest, nodes.replace), methods=["POST"]),
-        Route("/nodes/change", action_page(ChangeRequest, nodes.change), methods=["POST"]),
+        Route(
+            "/nodes/replace", action_page(ReplaceRequest, nodes.replace, audit), methods=["POST"]
+        ),
+        Route("/nodes/change", action_page(ChangeRequest, nodes.change, audit), methods=["POST"]),
         Route("/moves", show_moves, methods=["GET"]),
     ]
 
@@ -371,7 +423,7 @@ class LeadersPage:
             await trio.sleep(POLL_S)
 
 
-def leaders_routes(leaders: LeadersPage) -> list[Route]:
+def leaders_routes(leaders: LeadersPage, audit: Audit) -> list[Route]:
     """The pages' routes."""
 
     async def show(_request: Request) -> Response:
@@ -380,6 +432,8 @@ def leaders_routes(leaders: LeadersPage) -> list[Route]:
     return [
         Route("/leaders", show, methods=["GET"]),
         Route(
-            "/leaders/transfer", action_page(TransferRequest, leaders.transfer), methods=["POST"]
+            "/leaders/transfer",
+            action_page(TransferRequest, leaders.transfer, audit),
+            methods=["POST"],
         ),
     ]

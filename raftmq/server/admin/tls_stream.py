@@ -11,9 +11,10 @@ from typing import Final
 
 import trio
 
-from raftmq.runtime.certificates import ServerTls
+from raftmq.runtime.certificates import ServerTls, subject
 from raftmq.runtime.handshake import HandshakeError, say_why, shake
 from raftmq.runtime.tls import TlsSocket
+from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.tls import TlsLayer
 
 HANDSHAKE_S: Final = 10.0
@@ -25,8 +26,9 @@ class TlsStream:
 
     def __init__(self, sock: socket.socket, layer: TlsLayer) -> None:
         self.socket = sock
-        self.is_certified = layer.peer_certificate is not None
-        """True when the client showed a certificate, which was verified then."""
+        shown = layer.peer_certificate
+        self.subject = None if shown is None else subject(shown)
+        """Of the certificate that the client showed, which was verified then; None: it did not."""
         self._hidden = TlsSocket(sock, layer)
 
     async def send_all(self, data: bytes) -> None:
@@ -78,12 +80,13 @@ class TlsStream:
 class AdminHandshakes:
     """Makes connections encrypted."""
 
-    def __init__(self, tls: ServerTls) -> None:
+    def __init__(self, tls: ServerTls, audit: Audit) -> None:
         self._tls = tls
+        self._audit = audit
         self._limiter = trio.CapacityLimiter(THREADS)
 
-    async def encrypted(self, stream: trio.SocketStream) -> TlsStream | None:
-        """The connection with TLS; None, and it is closed, where that does not come about."""
+    async def encrypted(self, stream: trio.SocketStream, host: str) -> TlsStream | None:
+        """The connection from `host` with TLS; None, and it is closed, where that fails."""
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         found: TlsStream | None = None
@@ -93,6 +96,10 @@ class AdminHandshakes:
                 try:
                     found = TlsStream(sock, await shake(sock, layer, self._limiter))
                 except HandshakeError as error:
+                    if error.is_about_certificates:
+                        who = Who(None, host, self._tls.name)
+                        failed = AuditOutcome.FAILED
+                        self._audit.authentication(who, "certificate", failed, why=str(error))
                     await say_why(sock, error.layer)
         finally:
             if found is None:

@@ -22,6 +22,7 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ShrinkTopicCall
 from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.server.admin.pages import action_page, answer, value_of, within_limits
+from raftmq.server.audit import Audit
 
 
 class ShrinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +111,7 @@ class TopicsPage:
         }
 
 
-def topics_routes(page: TopicsPage) -> list[Route]:
+def topics_routes(page: TopicsPage, audit: Audit) -> list[Route]:
     """The pages' routes."""
 
     async def show(request: Request) -> Response:
@@ -122,5 +123,5 @@ def topics_routes(page: TopicsPage) -> list[Route]:
 
     return [
         Route("/topics", show, methods=["GET"]),
-        Route("/topics/shrink", action_page(ShrinkRequest, page.shrink), methods=["POST"]),
+        Route("/topics/shrink", action_page(ShrinkRequest, page.shrink, audit), methods=["POST"]),
     ]

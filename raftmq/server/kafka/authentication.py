@@ -45,6 +45,7 @@ from raftmq.sasl.exchange import (
 )
 from raftmq.sasl.plain import PlainExchange
 from raftmq.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange, ScramMechanism
+from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.work import then
@@ -109,12 +110,14 @@ class Authenticator:
         deadlines: Deadlines,
         clock: Clock,
         counts: ServerCounts,
+        audit: Audit,
         make_nonce: Callable[[], str] = partial(secrets.token_urlsafe, NONCE_BYTES),
     ) -> None:
         self.settings = settings
         self.deadlines = deadlines
         self.clock = clock
         self.counts = counts
+        self.audit = audit
         self._users = users
         self._workers = workers
         self._make_nonce = make_nonce
@@ -316,6 +319,7 @@ class Authentication:
             if self._authenticator.clock.monotonic_ms() < self._expires_ms:
                 return
             self._authenticator.counts.authentication(self._mechanism, "expired")
+            self._tell(AuditOutcome.FAILED, self.user, "the session ended")
             raise RemoteProtocolError("its session has ended, and it did not authenticate again")
         if self.state is AuthenticationState.WORK or self._is_over:
             raise RemoteProtocolError("a request before the answer to its authentication")
@@ -332,6 +336,7 @@ class Authentication:
             return {"error_code": ErrorCode.ILLEGAL_SASL_STATE, "mechanisms": []}
         if mechanism not in offered:
             self._count("unknown", "failed")
+            self._tell(AuditOutcome.FAILED, None, "an unknown mechanism")
             _log.warning("authentication failed", peer=self.peer, why="an unknown mechanism")
             return self._later(
                 {"error_code": ErrorCode.UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered}
@@ -425,6 +430,7 @@ class Authentication:
         self._exchange = None
         self._become(AuthenticationState.AUTHENTICATED)
         self._count(self._mechanism, "again" if is_again else "done")
+        self._tell(AuditOutcome.OK, answer.user, None, is_again=is_again)
         if not is_again:
             self.user = answer.user
             connection = self._connection
@@ -449,7 +455,9 @@ class Authentication:
             user=error.user,
             why=error.reason,
         )
-        kind = "authentication" if self.user is None else "re-authentication"
+        is_again = self.user is not None
+        self._tell(AuditOutcome.FAILED, error.user, error.reason, is_again=is_again)
+        kind = "re-authentication" if is_again else "authentication"
         told = error.told or (
             f"Authentication failed during {kind} due to invalid credentials with SASL mechanism "
             f"{self._mechanism}"
@@ -470,6 +478,23 @@ class Authentication:
         self._authenticator.deadlines.after(self._authenticator.settings.failure_delay_ms, answered)
         self._connection.finish()
         return promise
+
+    def _tell(
+        self,
+        outcome: AuditOutcome,
+        user: str | None,
+        why: str | None,
+        *,
+        is_again: bool = False,
+    ) -> None:
+        """Tell the audit; `user` is None where nobody of that name is known."""
+        caller = self._connection.caller
+        principal = None if user is None else f"User:{user}"
+        who = Who(principal, caller.host, caller.listener)
+        mechanism = self._mechanism or "unknown"
+        self._authenticator.audit.authentication(
+            who, mechanism, outcome, why=why, is_again=is_again
+        )
 
     def _count(self, mechanism: str, outcome: str) -> None:
         self._authenticator.counts.authentication(mechanism, outcome)

@@ -43,6 +43,7 @@ from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.rights import Authorizer, Rules
 from raftmq.runtime.threads import WorkerPool
+from raftmq.server.audit import Audit, AuditOutcome, AuditRow, Who
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.leader_waits import Hold, LeaderWaits
@@ -226,6 +227,7 @@ class Broker:
         is_cut_off: Callable[[], bool],
         workers: WorkerPool,
         filtered: Callable[[TopicId, Partition], Partition | None],
+        audit: Audit,
         supported: Ranges = SUPPORTED,
     ) -> None:
         self.node_id = node_id
@@ -246,6 +248,7 @@ class Broker:
         self.supported_text = named(supported)
         self.workers = workers
         self._filtered = filtered
+        self.audit = audit
         self.is_cut_off = is_cut_off
         """True while other nodes may see a majority of the metadata group, but not this one."""
         self.drains = drains
@@ -559,8 +562,9 @@ class Broker:
         )
         return text is None or text.lower() == "true"
 
-    def auto_create(self, names: Iterable[str]) -> Promise[dict[str, ErrorCode]]:
-        """Create missing topics; gives the error code of each, for the answer to the client."""
+    def auto_create(self, names: Iterable[str], who: Who) -> Promise[dict[str, ErrorCode]]:
+        """Create missing topics, since a client named them; gives the error code of each, for the
+        answer to it."""
         wanted = list(dict.fromkeys(names))
         fresh = [
             name
@@ -577,7 +581,7 @@ class Broker:
                 left=len(later),
             )
         if fresh:
-            self._create(fresh)
+            self._create(fresh, who)
         results = [self._creating.get(name, ErrorCode.INVALID_TOPIC_EXCEPTION) for name in wanted]
         if later:
             # The client asks again, and by then there may be room.
@@ -600,7 +604,7 @@ class Broker:
         gather(results, finish)
         return promise
 
-    def _create(self, names: list[str]) -> None:
+    def _create(self, names: list[str], who: Who) -> None:
         """One call for all; requests for the same names meanwhile share its outcome."""
         promises: dict[str, Promise[ErrorCode]] = {name: Promise() for name in names}
         self._creating.update(promises)
@@ -614,11 +618,19 @@ class Broker:
             codes = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
             if done.error is None:
                 codes.update({one.name: _auto_code(one.code) for one in done.result()})
+                self._tell_created(done.result(), who)
             for name, promise in promises.items():
                 del self._creating[name]
                 promise.resolve(codes[name])
 
         self.call_controller(call).when_done(settled)
+
+    def _tell_created(self, outcomes: Sequence[Outcome], who: Who) -> None:
+        for one in outcomes:
+            is_made = one.code is ErrorCode.NONE
+            outcome = AuditOutcome.OK if is_made else AuditOutcome.FAILED
+            row = AuditRow(f"topic:{one.name}", "named by a client", one.code.name)
+            self.audit.administration(who, "Metadata", outcome, [row])
 
     def elect_preferred(
         self, name: TopicPartition, timeout_ms: int

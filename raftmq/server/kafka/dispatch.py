@@ -37,6 +37,7 @@ from raftmq.protocol.produce import (
     decode_produce_request,
     encode_produce_response,
 )
+from raftmq.server.kafka.audited import audited
 from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.connection import Connection
@@ -176,7 +177,8 @@ class Dispatcher:
         self._broker = broker
         self.now_ms = broker.clock.monotonic_ms
         self._is_guarded = broker.authorizer is not None
-        self._handlers = guarded(handlers) if self._is_guarded else dict(handlers)
+        allowed = guarded(handlers) if self._is_guarded else handlers
+        self._handlers = audited(broker.audit, allowed)
         self._elements_max = broker.config.request_elements_max
         self._produce_elements_max = min(self._elements_max, broker.config.produce_elements_max)
         names = {key: key.name.lower() for key in ANNOUNCED}

@@ -197,6 +197,8 @@ def denied(
         resource=f"{kind}:{name}",
         client_id=context.client_id,
     )
+    request = ApiKey(context.api_key).title
+    broker.audit.denial(context.who, request, str(operation), f"{kind}:{name}")
 
 
 def guarded(handlers: Mapping[ApiKey, Handler]) -> dict[ApiKey, Handler]:

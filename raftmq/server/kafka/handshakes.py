@@ -22,6 +22,7 @@ import trio
 
 from raftmq.logs import RateLimitedLog
 from raftmq.runtime.handshake import HandshakeError, say_why, shake
+from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.tls import TlsLayer
 
@@ -29,6 +30,8 @@ HALF_OPEN_MAX: Final = 256
 HANDSHAKE_S: Final = 10.0
 """A client has this long for all of it."""
 THREADS: Final = 2
+CERTIFICATE: Final = "certificate"
+"""How a client authenticates here, and one of the ways to fail."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.server"))
 
@@ -43,10 +46,13 @@ class Contexts(Protocol):
 class Handshakes:
     """The clients of a port that are half open."""
 
-    def __init__(self, metrics: ServerCounts, failed: Callable[[Exception, str], None]) -> None:
+    def __init__(
+        self, metrics: ServerCounts, failed: Callable[[Exception, str], None], audit: Audit
+    ) -> None:
         """`failed` is told of a bug of ours, and of the client that met it."""
         self._metrics = metrics
         self._failed = failed
+        self._audit = audit
         self._half_open: dict[int, trio.CancelScope] = {}
         self._evicted: set[int] = set()
         self._next_id = 0
@@ -85,7 +91,11 @@ class Handshakes:
                 except (EOFError, OSError):
                     why = "closed"
                 except HandshakeError as error:
-                    why = _kind(error)
+                    why = CERTIFICATE if error.is_about_certificates else "protocol"
+                    if error.is_about_certificates:
+                        who = Who(None, peer.rpartition(":")[0], listener)
+                        failed = AuditOutcome.FAILED
+                        self._audit.authentication(who, CERTIFICATE, failed, why=str(error))
                     _log.warning(
                         "TLS handshake failed", peer=peer, listener=listener, why=str(error)
                     )
@@ -115,11 +125,3 @@ class Handshakes:
             self._evicted.add(oldest)
             self._half_open[oldest].cancel()
         self._half_open[number] = scope
-
-
-def _kind(error: HandshakeError) -> str:
-    """What went wrong, as a label of few values."""
-    reason = getattr(error.why.__cause__, "reason", None) or ""
-    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
-        return "certificate"
-    return "protocol"

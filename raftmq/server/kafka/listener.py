@@ -24,11 +24,12 @@ from raftmq.logs import RateLimitedLog
 from raftmq.runtime.certificates import subject
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.tls import TlsSocket
+from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.server.kafka.authentication import Authentication, Authenticator
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.connection import Begin, Connection, Shared, TlsConnection
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.handshakes import Contexts, Handshakes
+from raftmq.server.kafka.handshakes import CERTIFICATE, Contexts, Handshakes
 from raftmq.server.kafka.limits import Limits, TokenBucket, canonical_host
 from raftmq.server.kafka.replies import Drains, ReplyBatch
 from raftmq.server.kafka.request_memory import RequestMemory
@@ -98,6 +99,7 @@ class ClientPort:
         memory: RequestMemory,
         budget: LoopBudget,
         pause: Callable[[float], Awaitable[None]],
+        audit: Audit,
         authenticators: Mapping[str, Authenticator] | None = None,
     ) -> None:
         """`pause` waits for about so many seconds, between two looks at all connections.
@@ -106,7 +108,8 @@ class ClientPort:
         self.metrics = metrics
         self.shared = Shared(begin, limits, metrics, ReplyBatch(drains), memory, budget)
         self.connections: dict[int, Connection] = {}
-        self.handshakes = Handshakes(metrics, self.shared.failed)
+        self.handshakes = Handshakes(metrics, self.shared.failed, audit)
+        self._audit = audit
         self._hosts: dict[str, int] = {}  # open and half open ones by the address they came from
         self._authenticators = {} if authenticators is None else authenticators
         self._next_id = 0
@@ -265,7 +268,7 @@ class ClientPort:
                 return
             try:
                 connect = partial(TlsConnection, TlsSocket(sock, layer), peer, self.shared)
-                self._serve(connect, _certified(caller, layer))
+                self._serve(connect, self._certified(caller, layer))
             except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
                 self.shared.failed(error, peer)
                 self._leave(caller.host)
@@ -274,6 +277,16 @@ class ClientPort:
         self._enter(caller.host)
         work = partial(self.handshakes.run, sock, tls, listener.name, peer, is_over)
         self.shared.spawn(work)
+
+    def _certified(self, caller: Caller, layer: TlsLayer) -> Caller:
+        """The client as its certificate names it, if it showed one."""
+        certificate = layer.peer_certificate
+        if certificate is None:
+            return caller
+        named = evolve(caller, principal=f"User:{subject(certificate)}")
+        who = Who(named.principal, named.host, named.listener)
+        self._audit.authentication(who, CERTIFICATE, AuditOutcome.OK)
+        return named
 
     def _prepare(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -341,14 +354,6 @@ class ClientPort:
             except Exception as error:  # noqa: BLE001 - no connection's bug; the next look tries again
                 self.metrics.bug(error)
                 _log.error("a look at all clients met a bug", why=repr(error), exc_info=error)
-
-
-def _certified(caller: Caller, layer: TlsLayer) -> Caller:
-    """The client as its certificate names it, if it showed one."""
-    certificate = layer.peer_certificate
-    if certificate is None:
-        return caller
-    return evolve(caller, principal=f"User:{subject(certificate)}")
 
 
 def _host(peer: str) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from raftmq.server.audit import Who
 from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.leader_waits import Hold
@@ -57,6 +58,11 @@ class RequestContext:
     def listener_name(self) -> str:
         """The listener by which it came."""
         return self.caller.listener
+
+    @property
+    def who(self) -> Who:
+        """Who sent it, for the audit."""
+        return Who(self.principal, self.host, self.listener_name, self.client_id)
 
     @property
     def hold(self) -> Hold:

@@ -24,12 +24,15 @@ from raftmq.cli.picture import (
 )
 from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.runtime.certificates import PemFiles, ServerTls, admin_files, load
+from raftmq.runtime.clock import RealClock
 from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
 from raftmq.server.admin.http import serve_admin
 from raftmq.server.admin.tls_stream import TlsStream
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.listener import open_listen_socket
 from raftmq.tls import TlsLayer
-from tests.server.admin.test_http import sources
+from tests.server.admin.test_http import NoCluster, sources
+from tests.server.auditing import Lines
 from tests.server.kafka.tls_clients import authority, write_files
 
 TOKEN = "0123456789abcdef"
@@ -164,6 +167,13 @@ def asked(address: str, body: object = None) -> int:
             return error.code
 
 
+class Shrinking(NoCluster):
+    """Lets all topics shrink."""
+
+    async def shrink(self, _wanted: Any) -> dict[str, Any]:
+        return {"code": "NONE", "message": ""}
+
+
 async def test_the_command_line_at_a_port_with_tls(
     tmp_path: Path, variables: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +192,11 @@ async def test_the_command_line_at_a_port_with_tls(
     )
     pem = admin_files(config)
     assert pem is not None
-    shown = sources(access=Access(config), tls=ServerTls("admin_listener", pem))
+    lines = Lines()
+    audit = Audit(lines, RealClock(), cluster="cluster", node=1)
+    tls = ServerTls("admin_listener", pem)
+    topics = Shrinking()
+    shown = sources(access=Access(config), tls=tls, audit=audit, topics=topics)
     sock = open_listen_socket("127.0.0.1", 0)
     address = f"127.0.0.1:{sock.getsockname()[1]}"
     bugs: list[Exception] = []
@@ -198,6 +212,14 @@ async def test_the_command_line_at_a_port_with_tls(
             variables.setenv(ADMIN_CLIENT_FILES[0], str(tmp_path / "me.pem"))
             variables.setenv(ADMIN_CLIENT_FILES[1], str(tmp_path / "me.key"))
             assert await trio.to_thread.run_sync(asked, address, balance) == 400, "it was let in"
+            assert [line["kind"] for line in lines.read] == ["denial"]
+            shrink = {"topic": "t", "partitions": 1}
+            page = admin_request(address, "/topics/shrink", shrink)
+            with await trio.to_thread.run_sync(open_page, page, 10):
+                pass
+            (line,) = lines.read[1:]
+            assert line["principal"].startswith("User:OU="), "its certificate's subject"
+            assert (line["outcome"], line["request"]) == ("ok", "POST /topics/shrink")
             stranger = authority().issue_cert("operator.example.org")
             stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "me.pem"))
             stranger.private_key_pem.write_to_path(str(tmp_path / "me.key"))
@@ -206,6 +228,8 @@ async def test_the_command_line_at_a_port_with_tls(
             nursery.cancel_scope.cancel()
     sock.close()
     assert bugs == []
+    assert lines.read[-1]["mechanism"] == "certificate"
+    assert lines.read[-1]["outcome"] == "failed"
 
 
 async def test_who_never_stops_sending_under_tls_leaves_the_loop_to_others(tmp_path: Path) -> None:
@@ -251,11 +275,16 @@ async def test_a_refusal_at_the_port(tmp_path: Path) -> None:
     sock = open_listen_socket("127.0.0.1", 0)
     bugs: list[Exception] = []
     rules = access(tmp_path)
+    lines = Lines()
+    audit = Audit(lines, RealClock(), cluster="cluster", node=1)
     said = "POST /balance HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n%s\r\n{}"
     with capture_logs() as logged, trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_admin, sock, sources(access=rules), bugs.append)
-            for more, code in (("", 401), (f"Authorization: bearer {TOKEN}\r\n", 415)):
+            shown = sources(access=rules, audit=audit)
+            nursery.start_soon(serve_admin, sock, shown, bugs.append)
+            wrong = "Authorization: bearer " + TOKEN[::-1] + "\r\n"
+            right = f"Authorization: bearer {TOKEN}\r\n"
+            for more, code in (("", 401), (wrong, 401), (right, 415)):
                 stream = await trio.open_tcp_stream(*sock.getsockname())
                 async with stream:
                     await stream.send_all((said % more).encode())
@@ -266,12 +295,15 @@ async def test_a_refusal_at_the_port(tmp_path: Path) -> None:
                 if code == 401:
                     assert b"www-authenticate: bearer" in head.lower()
                     assert json.loads(body) == {
-                        "error": NO_TOKEN[1],
+                        "error": (UNKNOWN_TOKEN if more else NO_TOKEN)[1],
                         "code": "CLUSTER_AUTHORIZATION_FAILED",
                     }
             nursery.cancel_scope.cancel()
     sock.close()
     assert bugs == []
+    kinds = [(line["kind"], line["outcome"], line.get("principal")) for line in lines.read]
+    assert kinds == [("denial", "denied", None), ("authentication", "failed", None)]
+    assert TOKEN[::-1].encode() not in b"".join(lines.raw)
     assert [(line["event"], line["path"]) for line in logged] in (
         [("an admin request was refused", "/balance")],
         [],  # another test's line came within ten seconds

@@ -22,6 +22,7 @@ from raftmq.server.admin.access import Access
 from raftmq.server.admin.connections import ENDING_MAX, OpenConnection, OpenConnections
 from raftmq.server.admin.http import PAGES, PageSources, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
+from tests.server.auditing import NO_AUDIT
 
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
@@ -77,6 +78,7 @@ def sources(**given: Any) -> PageSources:
         "access": Access(NodeConfig(node_id=1, data="d")),  # type: ignore[arg-type]  # converted
         "tls": None,
         "refuse": lambda _bound: None,
+        "audit": NO_AUDIT,
         "nodes": NoCluster(),
         "leaders": NoCluster(),
         "balance": NoCluster(),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
+from raftmq.runtime.clock import RealClock
 from raftmq.server.admin.http import serve_admin
 from raftmq.server.admin.pages import BODY_BYTES_MAX, ChangeRequest, ReplaceRequest
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.server.admin.test_http import sources
+from tests.server.auditing import Lines
 
 
 class FakeNodes:
@@ -41,13 +45,13 @@ Ask = Callable[..., Any]
 
 
 @asynccontextmanager
-async def serving(nodes: FakeNodes) -> AsyncIterator[Ask]:
+async def serving(nodes: FakeNodes, **given: Any) -> AsyncIterator[Ask]:
     sock = open_listen_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]
     bugs: list[Exception] = []
 
     async def serve() -> None:
-        await serve_admin(sock, sources(nodes=nodes), bugs.append)
+        await serve_admin(sock, sources(nodes=nodes, **given), bugs.append)
 
     async def ask(
         method: str, path: str, body: bytes = b"", kind: str = "application/json"
@@ -95,6 +99,50 @@ async def test_nodes_are_changed_and_moves_are_shown() -> None:
         assert nodes.asked == [ChangeRequest(ids=(4, 5), change="add", voters=5)]
         assert (await ask("POST", "/nodes/change", b'{"id": 4}'))[0] == 400
         assert (await ask("POST", "/nodes/change", body, "text/plain"))[0] == 415
+
+
+class Refusing(FakeNodes):
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self.code = code
+
+    async def change(self, _wanted: ChangeRequest) -> dict[str, Any]:
+        if not self.code:
+            raise LookupError("planted")
+        return {"code": self.code, "message": "", "steps": []}
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "outcome"),
+    [
+        ("NONE", "NONE", "ok"),
+        ("INVALID_REQUEST", "INVALID_REQUEST", "failed"),
+        ("REQUEST_TIMED_OUT", "REQUEST_TIMED_OUT", "unknown"),
+        ("", "UNKNOWN_SERVER_ERROR", "unknown"),
+    ],
+)
+async def test_each_change_leaves_a_line(code: str, told: str, outcome: str) -> None:
+    lines = Lines()
+    audit = Audit(lines, RealClock(), cluster="cluster", node=1)
+    nodes = Refusing(code)
+    bugs = suppress(AssertionError) if not code else nullcontext()
+    with capture_logs(), bugs:
+        async with serving(nodes, audit=audit) as ask:
+            await ask("GET", "/nodes")
+            await ask("POST", "/nodes/change", b'{"ids": [4], "change": "drain", "dry_run": true}')
+    detail = "ids=(4,) change=drain voters=None"
+    assert lines.read == [
+        {
+            "kind": "administration",
+            "outcome": outcome,
+            "principal": "User:ANONYMOUS",
+            "host": "127.0.0.1",
+            "listener": "admin_listener",
+            "request": "POST /nodes/change",
+            "dry_run": True,
+            "changes": [{"resource": "cluster", "detail": detail, "code": told}],
+        }
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 import trio
 
 from raftmq.runtime.loop import LoopBudget
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.connection import Begin
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
 from raftmq.server.kafka.request_memory import RequestMemory
+from tests.server.auditing import NO_AUDIT
 
 
 class NoReplicas:
@@ -34,6 +36,7 @@ def client_port(
     metrics: ServerCounts,
     *,
     pause: Callable[[float], Awaitable[None]] = trio.sleep,
+    audit: Audit = NO_AUDIT,
 ) -> ClientPort:
     """A port with all that a node gives it."""
     return ClientPort(
@@ -44,4 +47,5 @@ def client_port(
         memory=RequestMemory(limits.request_memory_bytes_max),
         budget=LoopBudget(),
         pause=pause,
+        audit=audit,
     )

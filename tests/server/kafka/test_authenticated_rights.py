@@ -37,6 +37,7 @@ class Authenticated(Guarded):
             deadlines=self.bench.deadlines,
             clock=self.bench.clock,
             counts=self.broker.metrics,
+            audit=self.audit,
         )
         self.connection.authentication = Authentication(authenticator, self.connection)
 

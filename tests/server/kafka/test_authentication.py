@@ -15,7 +15,9 @@ from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.sasl.scram import SCRAM_SHA_256, credential_of, salted_password
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.authentication import (
+    REAUTHENTICATE_AGAIN_MS,
     Authentication,
     AuthenticationState,
     Authenticator,
@@ -24,6 +26,7 @@ from raftmq.server.kafka.authentication import (
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq_client import Scram
+from tests.server.auditing import Lines
 
 DELAY_MS = 100
 
@@ -96,6 +99,7 @@ class Stage:
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock()
+        self.lines = Lines()
         self.workers = FakeWorkers()
         self.counts = ServerCounts()
         self.users = USERS
@@ -108,6 +112,7 @@ class Stage:
             deadlines=self.deadlines,
             clock=self.clock,  # type: ignore[arg-type]
             counts=self.counts,
+            audit=Audit(self.lines, self.clock, cluster="cluster", node=1),  # type: ignore[arg-type]
             make_nonce=lambda: "server",
         )
         self.connection = FakeConnection()
@@ -180,6 +185,29 @@ def test_a_failure_is_answered_after_a_delay_and_ends_the_connection(user: str) 
     assert stage.connection.caller.principal == "User:ANONYMOUS"
     assert all(refused(stage, api) for api in ApiKey)
     assert stage.counts.authentications == {("SCRAM-SHA-256", "failed"): 1}
+
+
+def test_what_the_audit_is_told() -> None:
+    stage = Stage(session_ms_max=60_000)
+    stage.enter()
+    stage.wait(REAUTHENTICATE_AGAIN_MS)
+    stage.enter()
+    stage.wait(60_000)
+    assert refused(stage, ApiKey.FETCH)
+    for user in ("alice", "nobody"):
+        Stage.enter(other := Stage(), user, "wrong")
+        (line,) = other.lines.read
+        assert (line["outcome"], line.get("principal")) == (
+            "failed",
+            "User:alice" if user == "alice" else None,
+        )
+        assert b"nobody" not in other.lines.raw[0], "many a password was typed there"
+    fields = "outcome", "principal", "host", "listener", "mechanism", "again", "why"
+    assert [tuple(line.get(field) for field in fields) for line in stage.lines.read] == [
+        ("ok", "User:alice", "10.0.0.1", "SASL", "SCRAM-SHA-256", False, None),
+        ("ok", "User:alice", "10.0.0.1", "SASL", "SCRAM-SHA-256", True, None),
+        ("failed", "User:alice", "10.0.0.1", "SASL", "SCRAM-SHA-256", False, "the session ended"),
+    ]
 
 
 def test_a_mechanism_that_is_not_offered() -> None:

@@ -139,8 +139,8 @@ def deny(operation: Operation, kind: Kind, name: str) -> Rule:
 class Guarded(World):
     """A world in which alice asks; there is a topic `here`."""
 
-    def __init__(self, *rules: Rule, principal: str = USER) -> None:
-        super().__init__(authorizer="acl", super_users=("User:root",))
+    def __init__(self, *rules: Rule, principal: str = USER, is_audited: bool = False) -> None:
+        super().__init__(is_audited=is_audited, authorizer="acl", super_users=("User:root",))
         self.topic_id = self.add_topic(HERE)
         self.broker.coordinator = Nodes(1).coordinators[NodeId(1)]
         self.let(*rules)

@@ -14,13 +14,16 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from raftmq.log.model import FileSpan
+from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
+from raftmq.server.audit import Audit
 from raftmq.server.kafka import handshakes
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.connection import SCRATCH_BYTES, Connection
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.replies import Pieces, Slot
 from raftmq.tls import TlsLayer
+from tests.server.auditing import Lines
 from tests.server.kafka.tls_clients import (
     HOST,
     Secure,
@@ -314,7 +317,9 @@ async def test_required_certificates_are_required_and_name_the_client(
 async def test_wanted_certificates_may_be_missing_but_not_false(tmp_path: Path) -> None:
     echo = Echo()
     listener = write_files(tmp_path).listener("wanted")
-    async with secure_port(echo, listener) as secure:
+    lines = Lines()
+    audit = Audit(lines, RealClock(), cluster="cluster", node=1)
+    async with secure_port(echo, listener, audit=audit) as secure:
         for certificate in (None, authority().issue_cert("a", common_name="a")):
             await secure.ask(client_context(certificate))
         theirs = client_context(authority("other").issue_cert("a"))
@@ -322,7 +327,10 @@ async def test_wanted_certificates_may_be_missing_but_not_false(tmp_path: Path) 
             await secure.ask(theirs)
         await failed(secure, {"certificate": 1})
     assert echo.callers[0].principal == "User:ANONYMOUS"
-    assert echo.callers[1].principal.startswith("User:CN=a,OU=")
+    named = echo.callers[1].principal
+    assert named.startswith("User:CN=a,OU=")
+    told = [(line["mechanism"], line["outcome"], line.get("principal")) for line in lines.read]
+    assert told == [("certificate", "ok", named), ("certificate", "failed", None)]
 
 
 async def test_a_silent_client_is_hung_up_on(

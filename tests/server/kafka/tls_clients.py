@@ -16,10 +16,12 @@ from attrs import define, frozen
 
 from raftmq.config import Address, ClientListener
 from raftmq.runtime.certificates import ServerTls, files_of
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.connection import Begin
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort, Listening, open_listen_socket
+from tests.server.auditing import NO_AUDIT
 from tests.server.kafka.ports import client_port
 
 HOST = "127.0.0.1"
@@ -117,9 +119,10 @@ async def secure_port(
     limits: Limits | None = None,
     *,
     pause: Callable[[float], Awaitable[None]] = trio.sleep,
+    audit: Audit = NO_AUDIT,
 ) -> AsyncIterator[Secure]:
     metrics = ServerCounts()
-    port = client_port(begin, limits or Limits(), metrics, pause=pause)
+    port = client_port(begin, limits or Limits(), metrics, pause=pause, audit=audit)
     sock = open_listen_socket(HOST, 0)
     async with trio.open_nursery() as nursery:
         await nursery.start(

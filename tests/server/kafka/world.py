@@ -51,6 +51,7 @@ from raftmq.protocol.produce import (
 )
 from raftmq.raft.membership import Configuration
 from raftmq.runtime.threads import Workers
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
@@ -69,6 +70,7 @@ from raftmq.types import (
     TopicPartition,
 )
 from tests.partition.fake_replica import Bench, FakeReplica
+from tests.server.auditing import Lines
 from tests.server.kafka.ports import NoReplicas
 
 NODES = tuple(NodeId(n) for n in (1, 2, 3))
@@ -179,9 +181,12 @@ def context_of(
 class World:
     """One broker (node 1 of three) and a client without a socket."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, is_audited: bool = False, **config: Any) -> None:
         """`config`: keys of its node that are not as by default."""
         self.bench = Bench()  # its clock and deadlines serve the whole world
+        self.lines = Lines()
+        sink = self.lines if is_audited else None
+        self.audit = Audit(sink, self.bench.clock, cluster="cluster", node=1)
         self.broken_invariants: list[str] = []
         self.engine = FakeEngine()
         self.controller = FakeController()
@@ -212,6 +217,8 @@ class World:
             has_ended=lambda _node_id: False,
             is_cut_off=lambda: False,
             workers=Workers(),
+            filtered=lambda _topic_id, _source: None,
+            audit=self.audit,
         )
         self.dispatcher = Dispatcher(self.broker, HANDLERS)
         self.connection: Any = SimpleNamespace(

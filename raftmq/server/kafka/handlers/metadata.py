@@ -109,7 +109,7 @@ def handle(
         return _handle_many(broker, context, request, scope)
     missing = [topic.name for topic in wanted if _is_missing(broker, topic)]
     if missing and scope.may_create and may_create(broker, version, request):
-        created: Any = broker.auto_create(missing)
+        created: Any = broker.auto_create(missing, context.who)
 
         def when_created(codes: dict[str, ErrorCode]) -> bytes | Promise[bytes]:
             # The controller knows the first leaders; this node may not have heard of them yet, and
@@ -158,7 +158,7 @@ def _handle_many(
             missing.append(one.name)
     codes: dict[str, ErrorCode] = {}
     if missing and scope.may_create and may_create(broker, version, request):
-        codes = yield from value_of(broker.auto_create(missing))
+        codes = yield from value_of(broker.auto_create(missing, context.who))
         waits = _next_leaders(broker, context, known)
         if waits is not None and not waits.is_done:
             yield waits
