@@ -20,6 +20,7 @@ import attrs
 from attrs import field, frozen
 
 from raftmq.errors import RaftmqError
+from raftmq.principals import DEFAULT_RULES, MappingRuleError, read_mapping_rules
 
 ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
 METADATA_ENGINES: Final = ("raft", "pysyncobj")
@@ -118,6 +119,7 @@ class ClientListener:
         key_password_file: what that key is encrypted with; None: it is not.
         client_certificates: one of `CLIENT_CERTIFICATES`.
         client_ca_file: PEM, the CAs whose clients are trusted.
+        principal_mapping_rules: how a certificate's subject becomes a client's name.
     """
 
     name: str
@@ -129,6 +131,7 @@ class ClientListener:
     key_password_file: Path | None = None
     client_certificates: str = "off"
     client_ca_file: Path | None = None
+    principal_mapping_rules: str = DEFAULT_RULES
 
     def __str__(self) -> str:
         return f"{self.name}={self.protocol}://{self.address}"
@@ -175,7 +178,7 @@ class NodeConfig:
         "Other ports for Kafka clients, a table `[listeners.NAME]` each: address, advertised, "
         "protocol (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL), and where it is encrypted "
         "certificate_file, key_file, key_password_file, client_certificates (off, wanted, "
-        "required) and client_ca_file.",
+        "required), client_ca_file and principal_mapping_rules (ssl.principal.mapping.rules).",
         factory=tuple,
     )
     sasl_mechanisms: str = _key(
@@ -781,6 +784,12 @@ def _check_listener(listener: ClientListener) -> None:
     if listener.client_certificates not in CLIENT_CERTIFICATES:
         raise ConfigError(f"client_certificates is one of {', '.join(CLIENT_CERTIFICATES)}")
     files = [name for name in attrs.fields_dict(ClientListener) if name.endswith("_file")]
+    try:
+        read_mapping_rules(listener.principal_mapping_rules)
+    except MappingRuleError as error:
+        raise ConfigError(f"principal_mapping_rules: {error}") from None
+    if listener.principal_mapping_rules != DEFAULT_RULES and listener.client_certificates == "off":
+        raise ConfigError("principal_mapping_rules goes with client_certificates")
     if not listener.has_tls:
         for name in files:
             if getattr(listener, name) is not None:

@@ -230,6 +230,14 @@ def test_listeners_come_as_json_in_variables() -> None:
         (SECURE.replace("key_file", "key_password_file"), "protocol SSL needs key_file"),
         (SECURE + "client_certificates = 'on'", "client_certificates is one of off, wanted, req"),
         (SECURE + "client_certificates = 'wanted'", "client_ca_file goes with"),
+        (
+            SECURE + "principal_mapping_rules = 'DEFAULT,RULE:(a/b/'",
+            "principal_mapping_rules: at character 14: no pattern of RE2: missing",
+        ),
+        (
+            SECURE + "principal_mapping_rules = 'RULE:a/b/'",
+            "principal_mapping_rules goes with client_certificates",
+        ),
         (SECURE + "client_ca_file = 'a'", "client_ca_file goes with"),
         (
             SECURE.replace("'SSL'", "'SASL_SSL'").replace("[", "sasl_mechanisms=''\n[", 1),

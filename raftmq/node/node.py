@@ -28,6 +28,7 @@ from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user
 from raftmq.node.status import describe, health
+from raftmq.principals import read_mapping_rules
 from raftmq.runtime.audit_file import AuditFile
 from raftmq.runtime.certificates import ServerTls, admin_files, files_of
 from raftmq.runtime.clock import CoreWait, RealClock
@@ -316,7 +317,12 @@ class Node(NodeCore):
     def _listening(self) -> list[Listening]:
         listeners = self.config.client_listeners
         return [
-            Listening(sock, listener.name, self.tls.get(listener.name))
+            Listening(
+                sock,
+                listener.name,
+                self.tls.get(listener.name),
+                read_mapping_rules(listener.principal_mapping_rules),
+            )
             for sock, listener in zip(self._client_socks, listeners, strict=True)
         ]
 

@@ -599,7 +599,8 @@ HANDSHAKE_FAILURES: Final = Metric(
     "raftmq_tls_handshake_failures_total",
     "counter",
     "TLS handshakes of clients that did not, by what was wrong: certificate (of either side), "
-    "protocol, closed by the client, timeout, half_open_max (it gave way to newer ones), bug",
+    "protocol, closed by the client, timeout, half_open_max (it gave way to newer ones), "
+    "mapping_rules (none gave the certificate a name), bug",
     ("reason",),
 )
 CERTIFICATES: Final = Metric(

@@ -21,6 +21,7 @@ from attrs import evolve, frozen
 
 from raftmq.config import PLAINTEXT
 from raftmq.logs import RateLimitedLog
+from raftmq.principals import DEFAULT_RULES, PrincipalMapper, read_mapping_rules
 from raftmq.runtime.certificates import subject
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.tls import TlsSocket
@@ -84,6 +85,8 @@ class Listening:
     name: str = PLAINTEXT
     tls: Contexts | None = None
     """Where every byte is encrypted."""
+    mapper: PrincipalMapper = read_mapping_rules(DEFAULT_RULES)
+    """Names clients by the subjects of their certificates."""
 
 
 class ClientPort:
@@ -267,8 +270,13 @@ class ClientPort:
                 self._leave(caller.host)
                 return
             try:
+                named = self._certified(caller, layer, listener.mapper)
+                if named is None:
+                    self._leave(caller.host)
+                    TlsSocket(sock, layer).close()
+                    return
                 connect = partial(TlsConnection, TlsSocket(sock, layer), peer, self.shared)
-                self._serve(connect, self._certified(caller, layer))
+                self._serve(connect, named)
             except Exception as error:  # noqa: BLE001 - one connection's bug, not the port's
                 self.shared.failed(error, peer)
                 self._leave(caller.host)
@@ -278,12 +286,22 @@ class ClientPort:
         work = partial(self.handshakes.run, sock, tls, listener.name, peer, is_over)
         self.shared.spawn(work)
 
-    def _certified(self, caller: Caller, layer: TlsLayer) -> Caller:
-        """The client as its certificate names it, if it showed one."""
+    def _certified(self, caller: Caller, layer: TlsLayer, mapper: PrincipalMapper) -> Caller | None:
+        """The client as its certificate names it, if it showed one; None: it names nobody here."""
         certificate = layer.peer_certificate
         if certificate is None:
             return caller
-        named = evolve(caller, principal=f"User:{subject(certificate)}")
+        name = mapper.name_of(written := subject(certificate))
+        if name is None:
+            why = "no mapping rule gives its certificate a name"
+            who = Who(None, caller.host, caller.listener)
+            self._audit.authentication(
+                who, CERTIFICATE, AuditOutcome.FAILED, why=f"{why}: {written}"
+            )
+            self.metrics.fail_handshake("mapping_rules")
+            _log.warning(why, peer=caller.host, listener=caller.listener, subject=written)
+            return None
+        named = evolve(caller, principal=f"User:{name}")
         who = Who(named.principal, named.host, named.listener)
         self._audit.authentication(who, CERTIFICATE, AuditOutcome.OK)
         return named

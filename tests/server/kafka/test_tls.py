@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from random import Random
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -331,6 +332,27 @@ async def test_wanted_certificates_may_be_missing_but_not_false(tmp_path: Path) 
     assert named.startswith("User:CN=a,OU=")
     told = [(line["mechanism"], line["outcome"], line.get("principal")) for line in lines.read]
     assert told == [("certificate", "ok", named), ("certificate", "failed", None)]
+
+
+async def test_mapping_rules_name_clients_or_turn_them_away(tmp_path: Path) -> None:
+    echo = Echo()
+    rules = "RULE:^CN=([a-z]+),.*$/$1/U"
+    listener = attrs.evolve(write_files(tmp_path).listener("wanted"), principal_mapping_rules=rules)
+    lines = Lines()
+    audit = Audit(lines, RealClock(), cluster="cluster", node=1)
+    async with secure_port(echo, listener, audit=audit) as secure:
+        await secure.ask(client_context(authority().issue_cert("a", common_name="app")))
+        await secure.ask(client_context())
+        unnamed = client_context(authority().issue_cert("a", common_name="App 2"))
+        with pytest.raises((trio.BrokenResourceError, AssertionError)):
+            await secure.ask(unnamed)
+        await failed(secure, {"mapping_rules": 1})
+        assert not secure.port.connections
+    assert [caller.principal for caller in echo.callers] == ["User:APP", "User:ANONYMOUS"]
+    told = [(line["outcome"], line.get("principal"), line.get("why")) for line in lines.read]
+    assert told[0] == ("ok", "User:APP", None)
+    assert told[1][:2] == ("failed", None)
+    assert told[1][2].startswith("no mapping rule gives its certificate a name: CN=App 2,OU=")
 
 
 async def test_a_silent_client_is_hung_up_on(

@@ -15,6 +15,7 @@ import trustme
 from attrs import define, frozen
 
 from raftmq.config import Address, ClientListener
+from raftmq.principals import read_mapping_rules
 from raftmq.runtime.certificates import ServerTls, files_of
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.connection import Begin
@@ -125,9 +126,9 @@ async def secure_port(
     port = client_port(begin, limits or Limits(), metrics, pause=pause, audit=audit)
     sock = open_listen_socket(HOST, 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(
-            port.serve, [Listening(sock, "SECURE", ServerTls("SECURE", files_of(listener)))]
-        )
+        mapper = read_mapping_rules(listener.principal_mapping_rules)
+        tls = ServerTls("SECURE", files_of(listener))
+        await nursery.start(port.serve, [Listening(sock, "SECURE", tls, mapper)])
         yield Secure(port, sock.getsockname()[1], metrics)
         nursery.cancel_scope.cancel()
     assert (port.connections, len(port.handshakes), port._hosts) == ({}, 0, {})
