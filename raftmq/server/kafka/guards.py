@@ -391,7 +391,6 @@ def _delete_topics(asked: Asked, request: Struct) -> Work[Any]:
     is_structured = asked.context.api_version >= 6
     refused: dict[object, dict[str, Any]] = {}
     allowed: list[Any] = []
-    image = asked.broker.image
     wanted: Sequence[Any] = request.topics if is_structured else request.topic_names
     for count, one in enumerate(wanted, 1):
         if count % CHECKS_PER_TURN == 0:
@@ -399,13 +398,13 @@ def _delete_topics(asked: Asked, request: Struct) -> Work[Any]:
         name, topic_id = (one.name, one.topic_id) if is_structured else (one, None)
         if name is None:
             # One that only the controller knows so far is unknown: nobody can say whose it is.
-            topic = None if topic_id is None else image.topic_by_id(TopicId(topic_id))
-            if topic is not None and asked.may(_TOPIC, topic.name):
+            known = None if topic_id is None else _name_of(asked.broker, topic_id)
+            if known is not None and asked.may(_TOPIC, known):
                 allowed.append(one)
                 continue
             row: dict[str, Any] = {"name": None, "error_code": ErrorCode.UNKNOWN_TOPIC_ID}
-            if topic is not None and asked.sees(topic.name):
-                row = {"name": topic.name, "error_code": NO_TOPIC, "error_message": _MESSAGE}
+            if known is not None and asked.sees(known):
+                row = {"name": known, "error_code": NO_TOPIC, "error_message": _MESSAGE}
             refused[topic_id] = {**row, "topic_id": topic_id}
         elif asked.may(_TOPIC, name):
             allowed.append(one)
@@ -464,10 +463,9 @@ def _metadata(asked: Asked, request: Struct) -> Any:
     broker, rights = asked.broker, asked.rights
     is_all = metadata.names_all(version, request)
     refused: list[metadata.Refused] = []
-    image = broker.image
     if is_all:
-        seen = [topic for topic in image.topics_by_id() if asked.sees(topic.name)]
-        request.topics = [Struct(name=topic.name, topic_id=None) for topic in seen]
+        seen = [name for name in _all_names(broker) if asked.sees(name)]
+        request.topics = [Struct(name=name, topic_id=None) for name in seen]
     else:
         wanted, request.topics = request.topics, []
         may_create = metadata.may_create(broker, version, request)
@@ -494,15 +492,28 @@ def _metadata(asked: Asked, request: Struct) -> Any:
     return metadata.handle(broker, asked.context, request, scope)
 
 
+def _all_names(broker: Broker) -> list[str]:
+    """What a list of all topics has."""
+    names = [topic.name for topic in broker.image.topics_by_id()]
+    return sorted([*names, *(view.image.name for view in broker.views.listed())])
+
+
+def _name_of(broker: Broker, topic_id: UUID) -> str | None:
+    """The name of the topic, or of the view, of an id."""
+    topic = broker.image.topic_by_id(TopicId(topic_id))
+    if topic is not None:
+        return topic.name
+    view = broker.views.find(None, topic_id)
+    return None if view is None else view.image.name
+
+
 def _metadata_refusal(
     asked: Asked, name: str | None, topic_id: UUID | None, *, may_create: bool
 ) -> ErrorCode:
     """Why a caller is told nothing of a topic that it names; NONE where it is told."""
     if topic_id is not None:
-        topic = asked.broker.image.topic_by_id(TopicId(topic_id))
-        if topic is None and (view := asked.broker.views.find(None, topic_id)) is not None:
-            topic = view.topic
-        if topic is not None and not asked.may(_TOPIC, topic.name):
+        known = _name_of(asked.broker, topic_id)
+        if known is not None and not asked.may(_TOPIC, known):
             return ErrorCode.UNKNOWN_TOPIC_ID
         return ErrorCode.NONE
     if name is None:
@@ -535,15 +546,16 @@ def _describe_topic_partitions(asked: Asked, request: Struct) -> Work[Any]:
         request.topics, unseen = yield from _split(asked, request.topics)
         refused = [topic.name for topic in unseen] if request.cursor is None else []
     else:
-        topics = broker.image.topics_by_id()
-        request.topics = [Struct(name=topic.name) for topic in topics if asked.sees(topic.name)]
+        names = _all_names(broker)
+        request.topics = [Struct(name=name) for name in names if asked.sees(name)]
     answer: Any = {"topics": [], "next_cursor": None}
     if request.topics:  # none would mean all
         answer = yield from asked.answer(request)
     operations = topic_operations(asked.rights)
     for row in answer["topics"]:
         if row["error_code"] == ErrorCode.NONE:
-            row["topic_authorized_operations"] = operations(row["name"])
+            judged_as = broker.views.source_of(row["name"])
+            row["topic_authorized_operations"] = operations(judged_as)
     answer["topics"] += [
         {"error_code": NO_TOPIC, "name": name, "partitions": []} for name in dict.fromkeys(refused)
     ]

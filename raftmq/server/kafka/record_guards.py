@@ -138,7 +138,7 @@ def _refusal(
     if topic is None and topic_id is not None:
         topic = broker.image.topic_names.get(TopicId(topic_id))
         if topic is None and (view := broker.views.find(None, topic_id)) is not None:
-            topic = view.topic.name
+            topic = view.image.name
         if topic_id == METADATA_TOPIC_ID:
             topic = METADATA_TOPIC
         if topic is None:  # also where a replica of a deleted topic is still there

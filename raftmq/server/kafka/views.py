@@ -1,9 +1,13 @@
 """Views, as handlers find them: by name or id, and what is behind each of their numbers.
 
-A view looks at the retired partitions of one topic. Its numbers are the topic's; one that is listed
-there (again), or of which nothing is left, is empty here. Offsets of groups are the topic's own, so
-a group goes on in the view where it stood; what it says of an empty number is passed over, since it
-would be taken for a position in the topic's listed partition.
+A view looks at one topic, and has that topic's numbers. One without a condition looks at what is
+retired: a number that is listed there (again), or of which nothing is left, is empty here. Offsets
+of groups are the topic's own, so a group goes on in the view where it stood; what it says of an
+empty number is passed over, since it would be taken for a position in the topic's listed partition.
+Whoever may read the topic may read that view.
+
+One with a condition looks at all partitions of its topic. For clients it is a topic of its own: it
+is listed among all topics, groups commit under its name, and rights are asked for by its name.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from collections.abc import Callable, Iterator
 from uuid import UUID
 
 from attrs import frozen
+from immutables import Map
 
 from raftmq.metadata.image import LEVEL_OF_VIEWS, MetadataImage, TopicImage, ViewImage
 from raftmq.partition.empty import EmptyPartition
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock
-from raftmq.types import VIEW_SUFFIX, Offset, TopicId, TopicPartition
+from raftmq.types import VIEW_SUFFIX, Offset, TopicPartition
 
 
 @frozen(slots=True)
@@ -28,15 +33,36 @@ class View:
     topic: TopicImage
 
     def __contains__(self, index: int) -> bool:
-        return 0 <= index < self.image.width
+        return 0 <= index < self.width
+
+    @property
+    def width(self) -> int:
+        """How many numbers it has."""
+        return self.topic.width if self.image.condition else self.image.width
+
+    @property
+    def committed_in(self) -> str:
+        """The name under which groups' offsets in it are kept."""
+        return self.image.name if self.image.condition else self.topic.name
+
+    @property
+    def judged_as(self) -> str:
+        """The topic whose rights count for it, by name."""
+        return self.image.name if self.image.condition else self.topic.name
 
     def is_retired(self, index: int) -> bool:
-        """True while that number has something to read here."""
+        """True of a number that the topic lists no more, and that is not gone."""
         return index >= len(self.topic.partitions) and self.topic.partition(index) is not None
+
+    def shows(self, index: int) -> bool:
+        """True while that number may have something to read here."""
+        if self.image.condition:
+            return self.topic.partition(index) is not None
+        return self.is_retired(index)
 
     def numbers(self) -> Iterator[int]:
         """All numbers."""
-        return iter(range(self.image.width))
+        return iter(range(self.width))
 
 
 class Views:
@@ -49,6 +75,8 @@ class Views:
         self._deadlines = deadlines
         self._clock = clock
         self._empty: dict[tuple[int, int], EmptyPartition] = {}
+        self._known: Map[str, ViewImage] = Map()
+        self._by_id: dict[UUID, ViewImage] = {}
 
     def find(self, name: str | None, topic_id: UUID | None) -> View | None:
         """A view by name or by id, whichever is given."""
@@ -58,9 +86,22 @@ class Views:
         if name is not None:
             view = image.views.get(name)
         else:
-            view = None if topic_id is None else image.view_by_id(TopicId(topic_id))
+            view = None if topic_id is None else self._ids(image).get(topic_id)
         topic = None if view is None else image.topic_by_id(view.source)
         return None if view is None or topic is None else View(view, topic)
+
+    def _ids(self, image: MetadataImage) -> dict[UUID, ViewImage]:
+        """All of them by id: each fetch asks for one."""
+        if self._known is not image.views:
+            self._known = image.views
+            self._by_id = {view.topic_id: view for view in image.views.values()}
+        return self._by_id
+
+    def listed(self) -> list[View]:
+        """Those that are in a list of all topics, by name."""
+        views = self._image_of().views
+        names = sorted(name for name, view in views.items() if view.condition)
+        return [view for name in names if (view := self.find(name, None)) is not None]
 
     def empty(self, view: View, index: int) -> EmptyPartition:
         """What readers of an empty number are given."""
@@ -72,9 +113,9 @@ class Views:
         return self._empty[key]
 
     def source_of(self, name: str) -> str:
-        """Whose rights count for a name: a view is read by whoever may read its topic."""
+        """Whose rights count for a name."""
         view = self.find(name, None)
-        return name if view is None else view.topic.name
+        return name if view is None else view.judged_as
 
     def is_reserved(self, name: str) -> bool:
         """True of a name that no topic is to get by being asked for."""
@@ -87,7 +128,7 @@ class Views:
     def committed_at(self, name: str, index: int) -> TopicPartition:
         """Under which partition a group's offset is kept."""
         view = self.find(name, None)
-        return TopicPartition(name if view is None else view.topic.name, index)
+        return TopicPartition(name if view is None else view.committed_in, index)
 
     def shown_at(self, at: TopicPartition) -> TopicPartition:
         """Where the offset of a partition is told of unasked: of a retired one in the view. A tool
@@ -103,4 +144,4 @@ class Views:
     def takes_commit(self, name: str, index: int) -> bool:
         """False where an offset of a view is passed over."""
         view = self.find(name, None)
-        return view is None or view.is_retired(index)
+        return view is None or view.shows(index)

@@ -43,8 +43,8 @@ class FakeImage:
     partitions: tuple[TopicPartition, ...] = (TopicPartition("t", 0), TopicPartition("t", 1))
     structure_version: int = 7
 
-    def partition(self, at: TopicPartition) -> object | None:
-        return at if at in self.partitions else None
+    def committed_since(self, at: TopicPartition) -> int | None:
+        return 0 if at in self.partitions else None
 
 
 @define

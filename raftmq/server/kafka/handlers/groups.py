@@ -238,7 +238,7 @@ def handle_offset_commit(broker: Broker, context: RequestContext, request: Struc
             at = broker.views.committed_at(*key)
             if not broker.views.takes_commit(*key):
                 passed_over[key] = ErrorCode.NONE
-            elif image.partition(at) is not None:
+            elif image.committed_since(at) is not None:
                 known[key] = CommittedOffset(
                     topic=at.topic,
                     partition=at.partition,
@@ -370,7 +370,7 @@ def handle_offset_delete(broker: Broker, context: RequestContext, request: Struc
             if count % TURN_PARTITIONS == 0:
                 yield None
             at = TopicPartition(topic.name, partition.partition_index)
-            if image.partition(at) is not None:
+            if image.committed_since(at) is not None:
                 known[at] = None
     asked: Promise[OffsetsDeleted] = broker.coordinator.delete_offsets(
         request.group_id, list(known)

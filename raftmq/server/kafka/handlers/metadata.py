@@ -7,7 +7,7 @@ known: -1 makes librdkafka stop asking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -151,7 +151,7 @@ def _handle_many(
         if key in wanted:
             continue
         wanted[key] = one
-        topic = broker.find_topic(*key)
+        topic = _base(broker, *key)
         if topic is not None:
             known.append(topic)
         elif _is_missing(broker, one):
@@ -172,9 +172,17 @@ def _handle_many(
 
 
 def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
-    """Those of the topics asked for that exist."""
-    found = (broker.find_topic(topic.name, topic.topic_id) for topic in wanted)
+    """Those of the topics asked for that exist; of a view the topic that it looks at."""
+    found = (_base(broker, topic.name, topic.topic_id) for topic in wanted)
     return [topic for topic in found if topic is not None]
+
+
+def _base(broker: Broker, name: str | None, topic_id: UUID | None) -> TopicImage | None:
+    """Whose partitions a name or an id stands for."""
+    topic = broker.find_topic(name, topic_id)
+    if topic is None and (view := broker.views.find(name, topic_id)) is not None:
+        return view.topic
+    return topic
 
 
 def _next_leaders(
@@ -258,14 +266,15 @@ def _encode(
     def operations(name: str) -> int:
         return scope.operations(name) if with_topic_operations else NO_OPERATIONS
 
-    found: list[tuple[dict[str, Any], TopicImage | None]] = []
+    found: list[tuple[dict[str, Any], TopicImage | View | None]] = []
     if wanted is None:
         found += [
             (_topic(topic, operations(topic.name)), topic) for topic in broker.image.topics_by_id()
         ]
+        found += [(_view(view, operations), view) for view in broker.views.listed()]
     else:
         found += yield from in_turns(
-            wanted, lambda one: _wanted_topic(broker, context, one, operations, codes)
+            wanted, lambda one: _wanted_topic(broker, version, one, operations, codes)
         )
     count = 0
     for row, topic in found:
@@ -274,16 +283,17 @@ def _encode(
             yield None
         if topic is None:
             continue
-        for name, images in _told_of(topic).items():
+        for name, rows in _told_of(broker, topic, out_of_reach, listener).items():
             partitions = row[name] = []
-            for partition in images:
-                partitions.append(_partition(broker, topic, partition, out_of_reach))
+            for partition in rows:
+                partitions.append(partition)
                 count += 1
                 if count % TURN_PARTITIONS == 0:
                     yield None
-        view = broker.image.view_of(topic.topic_id) if topic.retired else None
-        if view is not None:
-            row["retired_view"] = view.name
+        if isinstance(topic, TopicImage) and topic.retired:
+            retired_view = broker.image.view_of(topic.topic_id)
+            if retired_view is not None:
+                row["retired_view"] = retired_view.name
     topics = [row for row, _ in found]
     topics += [_no_topic(*one) for one in scope.refused]
     message = {
@@ -323,20 +333,20 @@ def _broker_row(endpoint: Any) -> dict[str, Any]:
 
 def _wanted_topic(
     broker: Broker,
-    context: RequestContext,
+    version: int,
     one: Struct,
     operations: Callable[[str], int],
     codes: dict[str, ErrorCode],
-) -> tuple[dict[str, Any], TopicImage | None]:
-    """A topic's row, and the topic whose partitions it still lacks."""
-    name, topic_id, version = one.name, one.topic_id, context.api_version
+) -> tuple[dict[str, Any], TopicImage | View | None]:
+    """A topic's row, and the topic, or the view, whose partitions it still lacks."""
+    name, topic_id = one.name, one.topic_id
     if name is None or topic_id is not None:
         if version < _TOPIC_IDS_FROM or topic_id is None:
             return _no_topic(ErrorCode.INVALID_REQUEST, name or "", topic_id), None
         topic = broker.find_topic(None, topic_id)
         if topic is None:
             if (view := broker.views.find(None, topic_id)) is not None:
-                return _view(broker, view, operations(view.topic.name), context.listener_name), None
+                return _view(view, operations), view
             no_name = None if version >= _NO_NAMES_FROM else ""
             return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
         return _topic(topic, operations(topic.name)), topic
@@ -346,7 +356,7 @@ def _wanted_topic(
     if name == METADATA_TOPIC:
         return _metadata_topic(broker, operations(name)), None
     if (view := broker.views.find(name, None)) is not None:
-        return _view(broker, view, operations(view.topic.name), context.listener_name), None
+        return _view(view, operations), view
     code = codes.get(name)
     if code is None:
         code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -376,12 +386,20 @@ def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
     }
 
 
-def _told_of(topic: TopicImage) -> dict[str, tuple[PartitionImage, ...]]:
+def _told_of(
+    broker: Broker, topic: TopicImage | View, out_of_reach: Container[int], listener: str
+) -> dict[str, Iterator[dict[str, Any]]]:
     """The fields of a topic's row that have partitions. Those that are not listed any more stand in
     a field that only our own client reads: it reads them on under the topic's name."""
-    told = {"partitions": topic.partitions}
+    if isinstance(topic, View):
+        return {"partitions": _numbers(broker, topic, topic.numbers(), out_of_reach, listener)}
+
+    def rows(partitions: tuple[PartitionImage, ...]) -> Iterator[dict[str, Any]]:
+        return (_partition(broker, topic, partition, out_of_reach) for partition in partitions)
+
+    told = {"partitions": rows(topic.partitions)}
     if topic.retired:
-        told["retired_partitions"] = topic.retired
+        told["retired_partitions"] = rows(topic.retired)
     return told
 
 
@@ -404,39 +422,45 @@ def _partition(
     }
 
 
-def _view(broker: Broker, view: View, operations: int, listener: str) -> dict[str, Any]:
-    """A view's row: all its numbers, since clients take a topic with a hole for a broken one. Any
-    live node answers for what is empty."""
-    out_of_reach = broker.out_of_reach(listener)
-    rows = []
-    for index in view.numbers():
-        partition = view.topic.partition(index)
-        if partition is not None:
-            rows.append(_partition(broker, view.topic, partition, out_of_reach))
-            continue
-        live = [endpoint.node_id for endpoint in broker.live_endpoints(listener)]
-        leader = candidate(f"{view.image.name}/{index}", [NodeId(node_id) for node_id in live])
-        known = view.topic.numbers.get(index)
-        replicas = [] if leader is None else [leader]
-        rows.append(
-            {
-                "error_code": _LEADERLESS if leader is None else ErrorCode.NONE,
-                "partition_index": index,
-                "leader_id": -1 if leader is None else leader,
-                "leader_epoch": 0 if known is None else known.leader_epoch,
-                "replica_nodes": replicas,
-                "isr_nodes": replicas,
-                "offline_replicas": [],
-            }
-        )
+def _view(view: View, operations: Callable[[str], int]) -> dict[str, Any]:
+    """A view's row without its partitions."""
     return {
         "error_code": ErrorCode.NONE,
         "name": view.image.name,
         "topic_id": view.image.topic_id,
         "is_internal": False,
-        "partitions": rows,
-        "topic_authorized_operations": operations,
+        "partitions": [],
+        "topic_authorized_operations": operations(view.judged_as),
     }
+
+
+def _numbers(
+    broker: Broker,
+    view: View,
+    numbers: Iterable[int],
+    out_of_reach: Container[int],
+    listener: str,
+) -> Iterator[dict[str, Any]]:
+    """The partitions of a view: all its numbers, since clients take a topic with a hole for a
+    broken one. Any live node answers for what is empty."""
+    live = [NodeId(endpoint.node_id) for endpoint in broker.live_endpoints(listener)]
+    for index in numbers:
+        partition = view.topic.partition(index)
+        if partition is not None:
+            yield _partition(broker, view.topic, partition, out_of_reach)
+            continue
+        leader = candidate(f"{view.image.name}/{index}", live)
+        known = view.topic.numbers.get(index)
+        replicas = [] if leader is None else [leader]
+        yield {
+            "error_code": _LEADERLESS if leader is None else ErrorCode.NONE,
+            "partition_index": index,
+            "leader_id": -1 if leader is None else leader,
+            "leader_epoch": 0 if known is None else known.leader_epoch,
+            "replica_nodes": replicas,
+            "isr_nodes": replicas,
+            "offline_replicas": [],
+        }
 
 
 def _metadata_topic(broker: Broker, operations: int) -> dict[str, Any]:
@@ -475,7 +499,8 @@ def describe_topic_partitions(
         asked.add(one.name)
         if count % TURN_PARTITIONS == 0:
             yield None
-    names = sorted(asked or image.topics)
+    views = [] if asked else [view.image.name for view in broker.views.listed()]
+    names = sorted(asked or [*image.topics, *views])
     topics: list[dict[str, Any]] = []
     next_cursor = None
     for count, name in enumerate(names, 1):
@@ -491,9 +516,9 @@ def describe_topic_partitions(
             break
         topic = image.topics.get(name)
         if topic is None and (view := broker.views.find(name, None)) is not None:
-            row = _view(broker, view, TOPIC_OPERATIONS, context.listener_name)
-            count_all = len(row["partitions"])
-            page = row["partitions"][max(start, 0) : max(start, 0) + limit]
+            row, count_all = _view(view, lambda _: TOPIC_OPERATIONS), view.width
+            wanted = range(max(start, 0), min(max(start, 0) + limit, count_all))
+            page = [*_numbers(broker, view, wanted, out_of_reach, context.listener_name)]
         elif topic is None:
             code = broker.check_topic_name(name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             topics.append(_no_topic(code, name, None))

@@ -101,10 +101,14 @@ def _added(
     count = 0
     for topic in topics:
         known = image.topics.get(topic.name)
+        is_view = known is None and broker.views.find(topic.name, None) is not None
         for index in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
+            if is_view:  # which clients would wait for, were it unknown
+                codes[topic.name, index] = ErrorCode.INVALID_TOPIC_EXCEPTION
+                continue
             partition = None if known is None else known.partition(index)
             if known is None or partition is None or not partition.takes_records:
                 codes[topic.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -197,25 +201,27 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
     for topic in request.topics:
         view = broker.views.find(topic.name, None)
         found = image.topics.get(topic.name) if view is None else view.topic
+        name = topic.name if view is None else view.committed_in
+        kept_in = image.committed_id(name)
         for partition in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
             index = partition.partition_index
-            if view is not None and not view.is_retired(index):
+            if view is not None and not view.shows(index):
                 passed_over[topic.name, index] = ErrorCode.NONE
                 continue
-            if found is None or found.partition(index) is None:
+            if found is None or kept_in is None or found.partition(index) is None:
                 continue
             has_epoch = version >= _LEADER_EPOCH_FROM
             entry = CommittedOffset(
-                topic=found.name,
+                topic=name,
                 partition=index,
                 offset=partition.committed_offset,
                 leader_epoch=partition.committed_leader_epoch if has_epoch else -1,
                 metadata=partition.committed_metadata or "",
             )
-            known[topic.name, index] = entry, found.topic_id
+            known[topic.name, index] = entry, kept_in
     codes = dict.fromkeys(known, _NOT_OFFERED)
     if broker.transactions.is_offered:
         codes = yield from _commit(broker, version, protocol, request, known)
