@@ -43,6 +43,7 @@ from raftmq.controller.topic_validation import (
     planned_load_of,
 )
 from raftmq.controller.users import plan_users
+from raftmq.controller.view_validation import deletable, is_view, plan_view
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_moves import is_news
 from raftmq.metadata.broker_messages import (
@@ -78,14 +79,16 @@ from raftmq.metadata.commands import (
     PlanMoves,
     PlannedMove,
     ReportVoters,
+    TopicCreation,
     UnfenceBroker,
+    ViewCreation,
     VotersReport,
 )
 from raftmq.metadata.config_keys import MOVES_MAX
 from raftmq.metadata.configs import broker_value, effective_topic_configs
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.features import SUPPORTED, Ranges, plan_features
-from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
+from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage, TopicImage, ViewImage
 from raftmq.metadata.results import MoveOutcomes, TopicOutcomes
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
@@ -227,6 +230,11 @@ def merged(rows: Sequence[Outcome], result: TopicOutcomes) -> Outcomes:
             row = Outcome(name=row.name, code=applied.code, message=applied.message)
         rows_now.append(row)
     return tuple(rows_now)
+
+
+def _created(name: str, topic_id: TopicId, partitions: int, factor: int) -> Outcome:
+    """The outcome of a topic or view that is about to be there."""
+    return Outcome(name=name, topic_id=topic_id, partitions=partitions, replication_factor=factor)
 
 
 def settled(outcome: Outcome, is_known: bool, is_led: bool) -> Outcome:
@@ -760,10 +768,12 @@ class Controller:
         return drain_steps(image, self._leaders, self.mover.bounds, node_ids)
 
     def _plan_topics(self, image: MetadataImage, request: CreateTopicsCall) -> Plan:
-        taken = {name.replace(".", "_"): name for name in sorted(image.topics)}
+        views = (name for name, view in image.views.items() if view.condition)
+        taken = {name.replace(".", "_"): name for name in sorted([*image.topics, *views])}
         load = load_of(image)
         count = 0
-        creations = []
+        creations: list[TopicCreation] = []
+        made: list[ViewCreation] = []
         rows: list[Outcome] = []
         for new in request.topics[:TOPICS_PER_CALL_MAX]:
             existing = image.topics.get(new.name)
@@ -771,6 +781,13 @@ class Controller:
                 rows.append(Outcome(name=new.name, topic_id=existing.topic_id))
                 continue
             try:
+                if is_view(new):
+                    topic_id = self._topic_id(image)
+                    view, base = plan_view(image, taken, new, topic_id, self._settings, made)
+                    taken[new.name.replace(".", "_")] = new.name
+                    made.append(view)
+                    rows.append(_created(new.name, topic_id, base.width, base.replication_factor))
+                    continue
                 # Before it is placed, which costs as much as it has partitions.
                 wide = max(1, new.partitions)
                 if count + wide > PARTITIONS_PER_CALL_MAX >= wide:
@@ -793,46 +810,56 @@ class Controller:
             load.add(creation.replicas)
             count += len(creation.replicas)
             creations.append(creation)
-            rows.append(
-                Outcome(
-                    name=new.name,
-                    topic_id=creation.topic_id,
-                    partitions=len(creation.replicas),
-                    replication_factor=len(creation.replicas[0]),
-                )
-            )
+            placed = creation.replicas
+            rows.append(_created(new.name, creation.topic_id, len(placed), len(placed[0])))
         rows += [
             Outcome(name=new.name, code=ErrorCode.POLICY_VIOLATION, message="too many topics")
             for new in request.topics[TOPICS_PER_CALL_MAX:]
         ]
-        if request.validate_only or not creations:
+        if request.validate_only or not (creations or made):
             kept = rows
             if request.validate_only:
                 kept = [unnamed(row) for row in rows]
             return None, lambda _result: tuple(kept)
-        return CreateTopics(topics=tuple(creations)), lambda result: merged(rows, result)
+        command = CreateTopics(topics=tuple(creations), views=tuple(made))
+        return command, lambda result: merged(rows, result)
 
     def _plan_deletion(self, image: MetadataImage, request: DeleteTopicsCall) -> Plan:
         enabled = broker_value(image, self._node_id, self.config.static, "delete.topic.enable")
         is_enabled = str(enabled).lower() == "true"
-        rows = []
-        topic_ids = []
-        named = [(name, NO_ID, image.topics.get(name)) for name in request.names]
-        named += [("", TopicId(i), image.topic_by_id(TopicId(i))) for i in request.topic_ids]
+        rows: list[Outcome] = []
+        topic_ids: list[TopicId] = []
+        views: list[TopicId] = []
+        named: list[tuple[str, TopicId, TopicImage | ViewImage | None]] = []
+        for name in request.names:
+            named.append((name, NO_ID, image.topics.get(name) or image.views.get(name)))
+        for topic_id in map(TopicId, request.topic_ids):
+            known = image.topic_by_id(topic_id) or image.view_by_id(topic_id)
+            named.append(("", topic_id, known))
         for name, topic_id, topic in named:
-            if topic is not None:
-                code = ErrorCode.NONE if is_enabled else ErrorCode.TOPIC_DELETION_DISABLED
+            if topic is not None and not is_enabled:
+                code = ErrorCode.TOPIC_DELETION_DISABLED
                 rows.append(Outcome(name=topic.name, code=code, topic_id=topic.topic_id))
-                if is_enabled:
-                    topic_ids.append(topic.topic_id)
+            elif isinstance(topic, ViewImage):
+                try:
+                    views.append(deletable(image, topic))
+                except KafkaError as error:
+                    rows.append(refused(topic.name, error))
+                    continue
+                rows.append(Outcome(name=topic.name, topic_id=topic.topic_id))
+            elif topic is not None:
+                rows.append(Outcome(name=topic.name, topic_id=topic.topic_id))
+                topic_ids.append(topic.topic_id)
             elif name:
                 rows.append(Outcome(name=name, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             else:
                 unknown = ErrorCode.UNKNOWN_TOPIC_ID
                 rows.append(Outcome(name="", code=unknown, topic_id=topic_id))
-        if not topic_ids:
+        if not (topic_ids or views):
             return None, lambda _result: tuple(rows)
-        command = DeleteTopics(topic_ids=tuple(dict.fromkeys(topic_ids)))
+        command = DeleteTopics(
+            topic_ids=tuple(dict.fromkeys(topic_ids)), views=tuple(dict.fromkeys(views))
+        )
         return command, lambda result: merged(rows, result)
 
     def _plan_partitions(self, image: MetadataImage, request: CreatePartitionsCall) -> Plan:
@@ -905,7 +932,7 @@ class Controller:
         """A random id, in RFC 4122's form of version 4 as Kafka's are; neither zero nor in use."""
         while True:
             topic_id = TopicId(UUID(int=self._random.getrandbits(128), version=4))
-            if topic_id not in image.topic_names:
+            if topic_id not in image.topic_names and image.view_by_id(topic_id) is None:
                 return topic_id
 
 

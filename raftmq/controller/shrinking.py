@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from raftmq.controller.moves import first_names
+from raftmq.controller.topic_validation import no_such_topic
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_views import delays_error
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ShrinkTopicCall
@@ -71,9 +72,7 @@ def _plan(
         raise KafkaError(reason, code=ErrorCode.UNSUPPORTED_VERSION)
     topic = image.topics.get(call.name)
     if topic is None:
-        raise KafkaError(
-            f"there is no topic {call.name}", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        )
+        raise no_such_topic(image, call.name, f"there is no topic {call.name}")
     listed = len(topic.partitions)
     if call.partitions == listed and (topic.retired or topic.numbers):
         return _seal_now(topic, call)

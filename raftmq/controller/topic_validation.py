@@ -55,6 +55,7 @@ from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 NAME_LENGTH_MAX: Final = 249
 PARTITIONS_MAX: Final = 10_000
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+_POLICY: Final = "cleanup.policy"
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -100,6 +101,41 @@ def check_topic_name(name: str) -> None:
         )
 
 
+def check_free_name(image: MetadataImage, taken: Mapping[str, str], name: str) -> None:
+    """Check that a topic or a view may get a name; `taken` as in `plan_topic`.
+
+    Raises:
+        KafkaError: it is an internal topic's, or is taken, or would be one with a name that is.
+    """
+    if name == METADATA_TOPIC:
+        raise KafkaError(
+            f"Creation of internal topic {name} is prohibited.", code=ErrorCode.INVALID_REQUEST
+        )
+    if name in INTERNAL_TOPICS:
+        raise _bad_name(f"'{name}' is the name of an internal topic")
+    if name in image.topics or name in image.views:
+        kind = "Topic" if name in image.topics else "View"
+        raise KafkaError(f"{kind} '{name}' already exists.", code=ErrorCode.TOPIC_ALREADY_EXISTS)
+    rival = taken.get(name.replace(".", "_"))
+    if rival is not None and rival != name:
+        raise KafkaError(
+            f"Topic '{name}' collides with existing topic: {rival}",
+            code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+        )
+
+
+def no_such_topic(image: MetadataImage, name: str, why: str = "") -> KafkaError:
+    """Why nothing can be done to a topic that is not there: perhaps it is a view."""
+    view = image.views.get(name)
+    topic = None if view is None else image.topic_by_id(view.source)
+    if topic is None:
+        return KafkaError(why, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return KafkaError(
+        f"{name} is a view of {topic.name}: its partitions and configs are those of that topic.",
+        code=ErrorCode.INVALID_REQUEST,
+    )
+
+
 def plan_topic(
     image: MetadataImage,
     taken: Mapping[str, str],
@@ -122,21 +158,7 @@ def plan_topic(
         KafkaError: with Kafka's code for what is wrong.
     """
     check_topic_name(new.name)
-    if new.name == METADATA_TOPIC:
-        raise KafkaError(
-            f"Creation of internal topic {new.name} is prohibited.",
-            code=ErrorCode.INVALID_REQUEST,
-        )
-    if new.name in INTERNAL_TOPICS:
-        raise _bad_name(f"'{new.name}' is the name of an internal topic")
-    if new.name in image.topics:
-        raise KafkaError(f"Topic '{new.name}' already exists.", code=ErrorCode.TOPIC_ALREADY_EXISTS)
-    rival = taken.get(new.name.replace(".", "_"))
-    if rival is not None and rival != new.name:
-        raise KafkaError(
-            f"Topic '{new.name}' collides with existing topic: {rival}",
-            code=ErrorCode.INVALID_TOPIC_EXCEPTION,
-        )
+    check_free_name(image, taken, new.name)
     configs = _topic_configs(new)
     if new.assignments:
         replicas = _manual_assignment(image, new)
@@ -159,7 +181,7 @@ def plan_partitions(
     """
     topic = image.topics.get(new.name)
     if topic is None:
-        raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise no_such_topic(image, new.name)
     present = len(topic.partitions)
     if new.count == present:
         raise KafkaError(
@@ -209,11 +231,11 @@ def plan_move(
     """
     topic = image.topics.get(wanted.topic)
     partition = None if topic is None else topic.partition(wanted.partition)
-    if topic is None or partition is None:
+    if topic is None:
+        raise no_such_topic(image, wanted.topic, f"Unable to find a topic named {wanted.topic}.")
+    if partition is None:
         raise KafkaError(
-            f"Unable to find partition {wanted.topic}:{wanted.partition}."
-            if topic is not None
-            else f"Unable to find a topic named {wanted.topic}.",
+            f"Unable to find partition {wanted.topic}:{wanted.partition}.",
             code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         )
     if wanted.replicas is None and not partition.planned and not partition.moving_from:
@@ -314,8 +336,8 @@ def plan_configs(
         check_topic_name(resource.resource_name)
         topic = image.topics.get(resource.resource_name)
         if topic is None:
-            raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        effective = effective_topic_configs(image, topic.name, settings.node_id, settings.static)
+            raise no_such_topic(image, resource.resource_name)
+        effective = in_force(image, settings, topic.name)
         present = {name: topic.configs[name] for name in sorted(topic.configs)}
         start = {} if resource.replaces_all else present
         values = apply_operations(TOPIC_KEYS, start, rows, effective)
@@ -326,6 +348,11 @@ def plan_configs(
                 raise invalid(key, values.get(key, ""), "set when the topic is created")
         if values.get(DELIVERS_TO):
             _check_policy(values, values[DELIVERS_TO])
+        policy = values.get(_POLICY) or broker_value(
+            image, settings.node_id, settings.static, "log.cleanup.policy"
+        )
+        if "compact" in split_list(policy or ""):
+            _check_no_views(image, topic, policy or "")
         return _change("topic", resource.resource_name, present, values)
     if resource.resource_type != BROKER_RESOURCE:
         raise KafkaError(
@@ -337,6 +364,11 @@ def plan_configs(
     start = {} if resource.replaces_all else present
     values = apply_operations(BROKER_KEYS, start, rows, {})
     check_broker_configs(values)
+    policy = values.get("log.cleanup.policy", "")
+    if "compact" in split_list(policy):
+        for topic in image.topics_by_id() if image.views else ():
+            if _POLICY not in topic.configs:
+                _check_no_views(image, topic, policy)
     return _change("broker", name, present, values)
 
 
@@ -397,10 +429,17 @@ def _check_target(
     if topic.configs.get(DELIVERS_TO):
         raise invalid(key, target, "that is a delay topic itself")
     size = "max.message.bytes"
-    own = configs.get(size) or _in_force(image, settings, "")[size]
-    theirs = _in_force(image, settings, topic.name)[size]
+    own = configs.get(size) or in_force(image, settings, "")[size]
+    theirs = in_force(image, settings, topic.name)[size]
     if int(own) > int(theirs):
         raise invalid(key, target, f"its {size} is {theirs}, less than {own} here")
+
+
+def _check_no_views(image: MetadataImage, topic: TopicImage, policy: str) -> None:
+    names = ", ".join(view.name for view in image.conditions_of(topic.topic_id))
+    if names:
+        why = f"{topic.name} has views, which would still show what is superseded: {names}"
+        raise invalid(_POLICY, policy, why)
 
 
 def _check_policy(configs: Mapping[str, str], target: str) -> None:
@@ -408,7 +447,8 @@ def _check_policy(configs: Mapping[str, str], target: str) -> None:
         raise invalid(DELIVERS_TO, target, "a delay topic cannot be compacted")
 
 
-def _in_force(image: MetadataImage, settings: Settings, topic: str) -> dict[str, str]:
+def in_force(image: MetadataImage, settings: Settings, topic: str) -> dict[str, str]:
+    """Every config of a topic with the value that holds for it."""
     return effective_topic_configs(image, topic, settings.node_id, settings.static)
 
 

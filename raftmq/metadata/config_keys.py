@@ -540,6 +540,32 @@ TOPIC_KEYS: Final = check_all(
     ]
 )
 
+VIEW_OF: Final = "raftmq.view.of"
+VIEW_WHERE: Final = "raftmq.view.where"
+VIEW_KEYS: Final = check_all(
+    [
+        ConfigKey(
+            VIEW_OF,
+            _S,
+            None,
+            "Makes a view instead of a topic: a topic that nobody writes to, over the one that is "
+            "named here. Set when the view is created.",
+            string,
+            is_read_only=True,
+        ),
+        ConfigKey(
+            VIEW_WHERE,
+            _S,
+            None,
+            "Of a view: its condition, which those records meet that it shows. Set when the view "
+            "is created.",
+            string,
+            is_read_only=True,
+        ),
+    ]
+)
+"""What only a view has."""
+
 
 def _defaults_of_topics() -> list[ConfigKey]:
     """A broker key for each topic key that has one: the default of topics that do not set it."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError
@@ -19,6 +19,9 @@ from raftmq.foreign import visible
 from raftmq.metadata.config_keys import (
     BROKER_KEYS,
     TOPIC_KEYS,
+    VIEW_KEYS,
+    VIEW_OF,
+    VIEW_WHERE,
     ConfigKey,
     ConfigSource,
     ConfigType,
@@ -26,7 +29,7 @@ from raftmq.metadata.config_keys import (
     split_list,
     string,
 )
-from raftmq.metadata.image import MetadataImage
+from raftmq.metadata.image import MetadataImage, ViewImage
 from raftmq.types import NodeId
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "check_topic_configs",
     "describe_broker",
     "describe_topic",
+    "describe_view",
     "effective_topic_configs",
 ]
 
@@ -136,6 +140,34 @@ def describe_topic(
             synonyms.append(ConfigSynonym(key.name, key.default, ConfigSource.DEFAULT))
         entries.append(_entry(key, synonyms))
     return entries
+
+
+def describe_view(
+    image: MetadataImage,
+    view: ViewImage,
+    node_id: NodeId,
+    static: Mapping[str, str],
+    names: Sequence[str] | None = None,
+) -> list[ConfigEntry]:
+    """The entries of a view with a condition, sorted: its topic's, and what makes it a view. None
+    of them can be set through it.
+
+    Raises:
+        KafkaError: UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    topic = image.topic_by_id(view.source)
+    if topic is None:
+        raise KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    own = {VIEW_OF: topic.name, VIEW_WHERE: view.condition}
+    entries = [
+        _entry(key, [ConfigSynonym(key.name, own[key.name], ConfigSource.TOPIC)])
+        for key in _chosen(VIEW_KEYS, names)
+    ]
+    entries += (
+        evolve(entry, is_read_only=True)
+        for entry in describe_topic(image, topic.name, node_id, static, names)
+    )
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 def describe_broker(

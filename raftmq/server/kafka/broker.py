@@ -24,7 +24,12 @@ from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
 from raftmq.metadata.commands import AllocateProducerIds, client_endpoint
-from raftmq.metadata.configs import broker_value, describe_topic, effective_topic_configs
+from raftmq.metadata.configs import (
+    broker_value,
+    describe_topic,
+    describe_view,
+    effective_topic_configs,
+)
 from raftmq.metadata.features import SUPPORTED, Ranges, named
 from raftmq.metadata.image import (
     BrokerImage,
@@ -512,8 +517,13 @@ class Broker:
 
     def created_topic_configs(self, topic: str) -> list[dict[str, Any]]:
         """A new topic's configs, as CreateTopics v5+ returns them."""
+        view = self.views.find(topic, None)
+        static = self.config.defaults
         try:
-            entries = describe_topic(self.image, topic, self.node_id, self.config.defaults)
+            if view is not None and view.image.condition:
+                entries = describe_view(self.image, view.image, self.node_id, static)
+            else:
+                entries = describe_topic(self.image, topic, self.node_id, static)
         except KafkaError:
             return []  # not known here: validated only, or deleted again
         return [

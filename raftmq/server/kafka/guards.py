@@ -25,7 +25,7 @@ from attrs import frozen
 
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
-from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
+from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO, VIEW_OF
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.rights import BIT, CLUSTER_NAME, Kind, Operation, Rights
@@ -81,6 +81,7 @@ NEEDS: Final[dict[ApiKey, tuple[tuple[Kind, Operation], ...]]] = {
         (_TOPIC, _Op.CREATE),
         (_TOPIC, _Op.DESCRIBE_CONFIGS),
         (_TOPIC, _Op.WRITE),
+        (_TOPIC, _Op.READ),
     ),
     ApiKey.DELETE_TOPICS: ((_TOPIC, _Op.DELETE), (_TOPIC, _Op.DESCRIBE)),
     ApiKey.DELETE_RECORDS: ((_TOPIC, _Op.DELETE),),
@@ -357,11 +358,22 @@ def _of_partitions(
     return guard
 
 
-def _may_deliver(asked: Asked, topic: Struct) -> bool:
-    """A delay topic writes to another one, for whoever writes to it."""
-    keys = DELIVERS_TO, DEAD_TO
-    targets = [one.value for one in topic.configs or () if one.name in keys and one.value]
-    return all(asked.may(_TOPIC, target.strip(), Operation.WRITE) for target in targets)
+_BEHIND: Final = {
+    DELIVERS_TO: Operation.WRITE,
+    DEAD_TO: Operation.WRITE,
+    VIEW_OF: Operation.READ,
+}
+"""A delay topic writes to another one, for whoever writes to it; a view is read by whoever is let
+read it, and shows what its creator may read. So its creator needs that right himself."""
+
+
+def _may_use_others(asked: Asked, topic: Struct) -> bool:
+    """True when the caller may do to other topics what a new one is to do."""
+    return all(
+        asked.may(_TOPIC, one.value.strip(), _BEHIND[one.name])
+        for one in topic.configs or ()
+        if one.name in _BEHIND and one.value
+    )
 
 
 def _create_topics(asked: Asked, request: Struct) -> Work[Any]:
@@ -370,7 +382,7 @@ def _create_topics(asked: Asked, request: Struct) -> Work[Any]:
         request.topics,
         lambda topic: (
             (may_create or asked.may(_TOPIC, topic.name, Operation.CREATE))
-            and _may_deliver(asked, topic)
+            and _may_use_others(asked, topic)
         ),
     )
     answer = yield from asked.answer(request)

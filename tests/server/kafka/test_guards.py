@@ -98,6 +98,7 @@ MORE = {
     (ApiKey.INIT_PRODUCER_ID, "Write", "Topic"),  # of any topic, KIP-679
     (ApiKey.CREATE_TOPICS, "DescribeConfigs", "Topic"),  # of the configs in the answer, KIP-525
     (ApiKey.CREATE_TOPICS, "Write", "Topic"),  # what a delay topic delivers to
+    (ApiKey.CREATE_TOPICS, "Read", "Topic"),  # what a view is over
     (ApiKey.DELETE_TOPICS, "Describe", "Topic"),  # of the name in an answer about an id
     (ApiKey.ADD_PARTITIONS_TO_TXN, "ClusterAction", "Cluster"),  # versions for brokers, KIP-890
     (ApiKey.DESCRIBE_TRANSACTIONS, "Describe", "Topic"),  # of the topics in the answer

@@ -16,7 +16,7 @@ from raftmq.metadata.broker_messages import (
     ConfigResource,
     Outcome,
 )
-from raftmq.metadata.configs import ConfigEntry, describe_broker, describe_topic
+from raftmq.metadata.configs import ConfigEntry, describe_broker, describe_topic, describe_view
 from raftmq.metadata.image import MetadataImage
 from raftmq.promise import Promise
 from raftmq.protocol import Struct
@@ -132,6 +132,8 @@ def _entries(broker: Broker, image: MetadataImage, resource: Struct) -> list[Con
         if broker.check_topic_name(name) is not None:
             raise KafkaError(code=ErrorCode.INVALID_TOPIC_EXCEPTION)
         view = broker.views.find(name, None)
+        if view is not None and view.image.condition:
+            return describe_view(image, view.image, broker.node_id, static, keys)
         source = name if view is None else view.topic.name
         return describe_topic(image, source, broker.node_id, static, keys)
     if resource.resource_type == BROKER:
