@@ -144,4 +144,4 @@ class Views:
     def takes_commit(self, name: str, index: int) -> bool:
         """False where an offset of a view is passed over."""
         view = self.find(name, None)
-        return view is None or view.shows(index)
+        return view is None or view.shows(index) or index not in view
