@@ -32,6 +32,7 @@ from raftmq_client.core.admin import (
     Reassignment,
     ResourceType,
     UserCredential,
+    ViewInfo,
 )
 from raftmq_client.core.group_admin import (
     CommittedOffset,
@@ -146,5 +147,6 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "UserCredential",
+    "ViewInfo",
     "Worker",
 ]

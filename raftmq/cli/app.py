@@ -38,7 +38,7 @@ from raftmq.cli.nodes import leader_app, node_app
 from raftmq.cli.produce import produce
 from raftmq.cli.recover import recover
 from raftmq.cli.retries import dead_app, retry_app
-from raftmq.cli.topics import topic_app
+from raftmq.cli.topics import topic_app, view_app
 from raftmq.cli.transactions import txn_app
 from raftmq.cli.users import user_app
 from raftmq.cli.why import why
@@ -142,6 +142,7 @@ app.command(rich_help_panel="Records")(consume)
 app.command(rich_help_panel="Records")(bench)
 app.command(rich_help_panel="Records")(export)
 app.add_typer(topic_app, name="topic", rich_help_panel="Administration")
+app.add_typer(view_app, name="view", rich_help_panel="Administration")
 app.add_typer(group_app, name="group", rich_help_panel="Administration")
 app.add_typer(retry_app, name="retry", rich_help_panel="Administration")
 app.add_typer(dead_app, name="dead", rich_help_panel="Administration")

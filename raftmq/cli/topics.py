@@ -1,8 +1,8 @@
-"""`raftmq topic ...`: create, look at, change and delete topics.
+"""`raftmq topic ...`: create, look at, change and delete topics. `raftmq view ...`: views of them.
 
 Columns and settings have Kafka's names. Changes whose answer was lost end with 3, not with a second
 try: creating and deleting twice is not the same as once. What becomes of partitions that a topic
-lists no more is the cluster's work; `describe` shows how far it is.
+lists no more is the cluster's work, as is the index of a view; `describe` shows how far it is.
 """
 
 from __future__ import annotations
@@ -37,11 +37,22 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.types import VIEW_SUFFIX, TopicPartition
 from raftmq_client.blocking.admin import Admin
-from raftmq_client.core.admin import EARLIEST, LATEST, ConfigEntry, ResourceType
+from raftmq_client.core.admin import (
+    EARLIEST,
+    LATEST,
+    VIEW_OF,
+    VIEW_WHERE,
+    ConfigEntry,
+    ResourceType,
+    ViewInfo,
+)
 from raftmq_client.core.metadata import TopicInfo
 from raftmq_client.errors import BrokerError, ClientError, ConnectionFailedError
 
 topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
+view_app = typer.Typer(
+    help="Views: the records of a topic that meet a condition.", no_args_is_help=True
+)
 
 Name = Annotated[
     str, typer.Argument(metavar="TOPIC", autocompletion=completion.topics, help="The topic's name.")
@@ -173,9 +184,10 @@ def describe(
         retired = _find_states(admin, name, timeout)
         is_delay_topic = any(entry.name == DELIVERS_TO and entry.value for entry in settings)
         delays = _find_delays(admin, name, timeout) if is_delay_topic else None
+        views = [view.name for view in admin.views() if view.topic == name]
         if as_json:
             found = _as_json(topic, settings, rows)
-            show_json({**found, "Retired": retired, "Delays": delays})
+            show_json({**found, "Retired": retired, "Delays": delays, "Views": views})
             return
         changed = [f"{s.name}={s.value}" for s in settings if s.source == "DYNAMIC_TOPIC_CONFIG"]
         out(f"Topic: {topic.name}  TopicId: {topic.topic_id or '-'}")
@@ -183,6 +195,8 @@ def describe(
             f"PartitionCount: {len(topic.partitions)}  "
             f"ReplicationFactor: {_replication_factor(topic)}  Configs: {','.join(changed) or '-'}"
         )
+        if views:
+            out(f"Views: {', '.join(views)}")
         show(PARTITION_COLUMNS, rows, as_json=False)
         if retired is not None:
             out("")
@@ -267,26 +281,34 @@ def delete(
     Examples: raftmq topic delete orders
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
-        deleted: list[str] = []
-        failures: dict[str, ClientError] = {}
-        for name in dict.fromkeys(names):
-            try:
-                admin.delete_topic(name)
-            except BrokerError as error:
-                if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                    failures[name] = error
-                continue
-            except ClientError as error:
+        _delete_each(admin, names, "topic", if_exists=if_exists, as_json=as_json)
+
+
+def _delete_each(
+    admin: Admin, names: Sequence[str], kind: str, *, if_exists: bool, as_json: bool
+) -> None:
+    deleted: list[str] = []
+    failures: dict[str, ClientError] = {}
+    for name in dict.fromkeys(names):
+        try:
+            if kind == "view":
+                _view_of(admin, name)
+            admin.delete_topic(name)
+        except BrokerError as error:
+            if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 failures[name] = error
-                if isinstance(error, ConnectionFailedError):
-                    break  # no broker answers: the other topics would wait as long
-                continue
-            deleted.append(name)
-            if not as_json:
-                out(f"topic {name} deleted")
-        if as_json:
-            show_json({"Deleted": deleted})
-        raise_failures(failures, len(names), "topics were not deleted")
+            continue
+        except ClientError as error:
+            failures[name] = error
+            if isinstance(error, ConnectionFailedError):
+                break  # no broker answers: the other topics would wait as long
+            continue
+        deleted.append(name)
+        if not as_json:
+            out(f"{kind} {name} deleted")
+    if as_json:
+        show_json({"Deleted": deleted})
+    raise_failures(failures, len(names), f"{kind}s were not deleted")
 
 
 @topic_app.command("add-partitions")
@@ -576,3 +598,196 @@ def _show_states(told: Mapping[str, Any]) -> None:
     rows += [(row["partition"], "gone", None, [], [], row["end_offset"]) for row in told["gone"]]
     show(STATE_COLUMNS, rows, as_json=False)
     _show_writers(told)
+
+
+# ---- views ----
+
+VIEW_COLUMNS = ("View", "Topic", "Where")
+VIEW_PARTITION_COLUMNS = (
+    "Partition",
+    "Leader",
+    "StartOffset",
+    "EndOffset",
+    "TopicEndOffset",
+    "ExaminedEnd",
+    "LacksBytes",
+    "Trouble",
+)
+_INDEX_KEYS = ("examined_end", "lacks_bytes", "trouble")
+ViewName = Annotated[
+    str, typer.Argument(metavar="VIEW", autocompletion=completion.topics, help="The view's name.")
+]
+
+
+@view_app.command("create")
+def create_view(
+    name: ViewName,
+    of: Annotated[
+        str,
+        typer.Option(
+            "--of",
+            metavar="TOPIC",
+            autocompletion=completion.topics,
+            help="The topic whose records it shows.",
+        ),
+    ],
+    where: Annotated[
+        str,
+        typer.Option(
+            "--where", metavar="CONDITION", help="Over headers and key; see docs/views.md."
+        ),
+    ],
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="An existing view of the same is no error.")
+    ] = False,
+    validate_only: Annotated[
+        bool, typer.Option("--validate-only", help="Only say whether it could be created.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Create a view: consumers read it as a topic, which has only what meets the condition.
+
+    Examples: raftmq view create refunds --of orders --where "tag in ('refund', 'credit')"
+    """
+    with reported(), open_admin(bootstrap, timeout) as admin:
+        wanted = ViewInfo(name, of, where.strip())
+        settings = {VIEW_OF: of, VIEW_WHERE: where}
+        verb = "could be created" if validate_only else "created"
+        try:
+            admin.create_topic(name, configs=settings, validate_only=validate_only)
+        except BrokerError as error:
+            if not if_not_exists or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            if _view_of(admin, name) != wanted:
+                raise
+            verb = "is there"
+        if as_json:
+            show_json(dict(zip(VIEW_COLUMNS, (name, of, wanted.condition), strict=True)))
+        else:
+            out(f"view {name} of {of} {verb}: {wanted.condition}")
+
+
+@view_app.command("list")
+def list_views(
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--of", metavar="TOPIC", autocompletion=completion.topics, help="Of this topic alone."
+        ),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """List the views whose settings you may see.
+
+    Examples: raftmq view list --of orders
+    """
+    with reported(), open_admin(bootstrap, timeout) as admin:
+        views = [view for view in admin.views() if of in (None, view.topic)]
+        rows = [(view.name, view.topic, view.condition) for view in views]
+        show(VIEW_COLUMNS, rows, as_json=as_json)
+
+
+@view_app.command("describe")
+def describe_view(
+    name: ViewName,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a view shows, and how far its index is in each partition.
+
+    It is complete where nothing of the topic is left to examine. That is asked at the
+    administrators' port, where one answers.
+
+    Examples: raftmq view describe refunds
+    """
+    with reported(), open_admin(bootstrap, timeout) as admin:
+        view = _view_of(admin, name)
+        rows = _view_rows(admin, view, timeout)
+        told = (view.name, view.topic, view.condition)
+        if as_json:
+            named = [dict(zip(VIEW_PARTITION_COLUMNS, row, strict=True)) for row in rows]
+            show_json({**dict(zip(VIEW_COLUMNS, told, strict=True)), "Partitions": named})
+            return
+        out(f"View: {view.name}  Topic: {view.topic}")
+        out(f"Where: {view.condition}")
+        show(VIEW_PARTITION_COLUMNS, rows, as_json=False)
+
+
+@view_app.command("delete")
+def delete_views(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="VIEW", autocompletion=completion.topics, help="Views to delete."),
+    ],
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="An absent view is no error.")
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = 15.0,
+    as_json: AsJson = False,
+) -> None:
+    """Delete views, with what groups have committed in them. Their topics keep all records.
+
+    Examples: raftmq view delete refunds
+    """
+    with reported(), open_admin(bootstrap, timeout) as admin:
+        _delete_each(admin, names, "view", if_exists=if_exists, as_json=as_json)
+
+
+def _view_of(admin: Admin, name: str) -> ViewInfo:
+    """The view of a name.
+
+    Raises:
+        BrokerError: there is none of that name, or it is a topic.
+    """
+    entries = admin.describe_configs(ResourceType.TOPIC, name)
+    known = {entry.name: entry.value for entry in entries}
+    topic = known.get(VIEW_OF)
+    if not topic:
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, "that is no view with a condition", about=f"view {name!r}"
+        )
+    return ViewInfo(name, topic, known.get(VIEW_WHERE) or "")
+
+
+def _view_rows(admin: Admin, view: ViewInfo, timeout_s: float) -> list[tuple[object, ...]]:
+    topic = admin.topic(view.name)
+    keys = [TopicPartition(view.topic, item.partition) for item in topic.partitions]
+    ends = _topic_ends(admin, view.topic, keys)
+    filled = _find_fills(admin, view, timeout_s)
+    rows = []
+    for row, key in zip(_partition_rows(admin, topic), keys, strict=True):
+        partition, leader, *_, start, end = row
+        index = filled.get((key.partition, leader), {})
+        told = (index.get(field) for field in _INDEX_KEYS)
+        rows.append((partition, leader, start, end, ends.get(key), *told))
+    return rows
+
+
+def _topic_ends(
+    admin: Admin, topic: str, keys: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, int]:
+    """Where a view's topic ends, as far as the caller may know it."""
+    try:
+        listed = len(admin.topic(topic).partitions)
+        return known_offsets(admin, [key for key in keys if key.partition < listed], LATEST)
+    except BrokerError:
+        return {}
+
+
+def _find_fills(
+    admin: Admin, view: ViewInfo, timeout_s: float
+) -> dict[tuple[object, object], dict[str, Any]]:
+    """How far a view's index is, by partition and node; nothing where no admin port answers."""
+    try:
+        port = AdminPort.find(admin, timeout_s)
+        told = [] if port is None else port.get_each(f"/topics?name={quote(view.topic, safe='')}")
+    except CommandError:
+        return {}
+    rows = [row for one in told for row in one.get("views", ())]
+    return {(row["partition"], row["node"]): row for row in rows if row["view"] == view.name}

@@ -29,6 +29,7 @@ from raftmq_client.core.admin import (
     Reassignment,
     ResourceType,
     UserCredential,
+    ViewInfo,
 )
 from raftmq_client.core.admin_flow import AdminFlows, Flow
 from raftmq_client.core.assignors import decode_assignment
@@ -94,6 +95,11 @@ class Admin:
             BrokerError: there is none of that name.
         """
         return self._run(self._flows.topic(name))
+
+    def views(self) -> list[ViewInfo]:
+        """All views with conditions, by name: `create_topic` with the configs `raftmq.view.of` and
+        `raftmq.view.where` makes one."""
+        return self._run(self._flows.views())
 
     def create_topic(
         self,

@@ -38,6 +38,8 @@ T = TypeVar("T")
 W = TypeVar("W", bound=StrEnum)
 
 EARLIEST: Final = -2
+VIEW_OF: Final = "raftmq.view.of"
+VIEW_WHERE: Final = "raftmq.view.where"
 LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 READ_UNCOMMITTED: Final = 0
@@ -119,6 +121,15 @@ class CreatedTopic:
     topic_id: UUID | None
     partitions: int
     replication_factor: int
+
+
+@frozen
+class ViewInfo:
+    """A view with a condition: what it shows of which topic."""
+
+    name: str
+    topic: str
+    condition: str
 
 
 @frozen
@@ -477,6 +488,37 @@ def describe_configs(
         route=Route.NODE if is_broker else Route.ANY,
         target=int(name) if is_broker else "",
     )
+
+
+def describe_views(names: Sequence[str]) -> Operation[list[ViewInfo]]:
+    """Those of these topics that are views, by name; what the caller may not look at is none."""
+    unseen = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    def read(response: Struct) -> list[ViewInfo]:
+        views = []
+        for result in response.results:
+            if result.error_code in unseen:
+                continue
+            about = f"topic {result.resource_name!r}"
+            check_code(result.error_code, result.error_message, about=about)
+            known = {item.name: item.value for item in result.configs}
+            if topic := known.get(VIEW_OF):
+                views.append(ViewInfo(result.resource_name, topic, known.get(VIEW_WHERE) or ""))
+        check_named(names, (result.resource_name for result in response.results))
+        return sorted(views, key=lambda view: view.name)
+
+    keys = [VIEW_OF, VIEW_WHERE]
+    request = Struct(
+        resources=[
+            Struct(
+                resource_type=int(ResourceType.TOPIC), resource_name=name, configuration_keys=keys
+            )
+            for name in names
+        ],
+        include_synonyms=False,
+        include_documentation=False,
+    )
+    return Operation(ApiKey.DESCRIBE_CONFIGS, lambda _: request, read)
 
 
 def alter_configs(

@@ -27,6 +27,7 @@ from raftmq_client.core.admin import (
     Operation,
     QuorumInfo,
     Route,
+    ViewInfo,
 )
 from raftmq_client.core.call import ANY_NODE, Call, Finish, struct_call
 from raftmq_client.core.client import ClientCore
@@ -53,6 +54,8 @@ from raftmq_client.errors import (
 
 T = TypeVar("T")
 
+DESCRIBED_MAX: Final = 1_000
+"""Topics of one request for their configs."""
 _BACKOFF_MS: Final = 50.0
 _BACKOFF_MAX_MS: Final = 1_000.0
 _UNKNOWN_TOPIC: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -140,6 +143,16 @@ class AdminFlows:
             if item.name == name:
                 return item
         raise BrokerError(_UNKNOWN_TOPIC, about=f"topic {name!r}")
+
+    def views(self) -> Flow[list[ViewInfo]]:
+        """All views with conditions."""
+        info = yield from self.cluster()
+        names = sorted(topic.name for topic in info.topics if not topic.is_internal)
+        found: list[ViewInfo] = []
+        for at in range(0, len(names), DESCRIBED_MAX):
+            part = names[at : at + DESCRIBED_MAX]
+            found += yield from self.run(operations.describe_views(part))
+        return found
 
     def create_topic(self, topic: NewTopic, *, validate_only: bool) -> Flow[CreatedTopic]:
         """Create a topic."""
