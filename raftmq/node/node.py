@@ -368,7 +368,10 @@ class Node(NodeCore):
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),
             topics=admin_http.TopicsPage(
-                self.control, self.broker.retired_writers.of, self.partitions.delays.rows
+                self.control,
+                self.broker.retired_writers.of,
+                self.partitions.delays.rows,
+                self.partitions.views.rows,
             ),
         )
         await admin_http.serve_admin(self._admin_sock, sources, self.broker.metrics.admin_bug)

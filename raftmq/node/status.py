@@ -109,6 +109,7 @@ async def describe(node: Node) -> dict[str, Any]:
             for node_id, queued in plane.links.queued_bytes().items()
         },
         "delays": node.partitions.delays.rows(),
+        "views": await _views(node),
         "peer_tls": _peer_tls(node),
         "faults": None if node.faults is None else node.faults.show(),
         "catch_up": _catch_up(node),
@@ -225,6 +226,17 @@ async def _partitions(node: Node) -> list[dict[str, Any]]:
     turns = _Turns()
     for number, (partition, replica) in enumerate(node.partitions.rows()):
         rows.append(_partition(node, partition, replica))
+        if number % ROWS_PER_LOOK == ROWS_PER_LOOK - 1:
+            await turns.pause()
+    return rows
+
+
+async def _views(node: Node) -> list[dict[str, Any]]:
+    """How far the index of each view is, of each replica here."""
+    rows = []
+    turns = _Turns()
+    for number, row in enumerate(node.partitions.views.rows()):
+        rows.append(row)
         if number % ROWS_PER_LOOK == ROWS_PER_LOOK - 1:
             await turns.pause()
     return rows

@@ -17,7 +17,7 @@ time; what was judged is taken over only into the index for which it was read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -221,9 +221,9 @@ class NodeViews:
         """All of them."""
         return list(self._fills.values())
 
-    def rows(self, topic: str | None = None) -> list[dict[str, Any]]:
+    def rows(self, topic: str | None = None) -> Iterator[dict[str, Any]]:
         """How far each index is, for people; of the views of one topic, where it is named."""
-        return [
+        return (
             {
                 "view": fill.view.name,
                 "topic": fill.base.name.topic,
@@ -234,9 +234,9 @@ class NodeViews:
                 "lacks_bytes": self.lacks_bytes(fill),
                 "trouble": fill.trouble,
             }
-            for fill in self._fills.values()
+            for fill in self.fills()
             if topic in (None, fill.base.name.topic)
-        ]
+        )
 
     # ---- beginning and ending ----
 

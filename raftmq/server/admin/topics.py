@@ -2,14 +2,15 @@
 
 `GET /topics?name=orders` shows every partition of a topic that there is, with its state, and what
 is left of those that are gone; also who has lately written to those that are listed no more, as far
-as this node led them, and what is pending in those of a delay topic that it leads. `POST
-/topics/shrink` takes `{"topic": "orders", "partitions": 4}`, with `view`, `now`, `force`, `keep`
-and `dry_run`, and answers when the controller has decided. What happens then is the cluster's work.
+as this node led them, what is pending in those of a delay topic that it leads, and how far this
+node's indexes of the topic's views are. `POST /topics/shrink` takes `{"topic": "orders",
+"partitions": 4}`, with `view`, `now`, `force`, `keep` and `dry_run`, and answers when the
+controller has decided. What happens then is the cluster's work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -46,10 +47,12 @@ class TopicsPage:
         control: ControlPlane,
         writers_of: Callable[[TopicImage, int], list[dict[str, Any]]],
         delays_of: Callable[[str], list[dict[str, Any]]],
+        fills_of: Callable[[str], Iterable[dict[str, Any]]],
     ) -> None:
         """`writers_of` tells who writes to a number of a topic that it lists no more, `delays_of`
-        what waits in a delay topic."""
+        what waits in a delay topic, `fills_of` how far the indexes of a topic's views are here."""
         self._control = control
+        self._fills_of = fills_of
         self._delays_of = delays_of
         self._writers_of = writers_of
 
@@ -71,6 +74,8 @@ class TopicsPage:
                 if topic.partition(number) is None
             ],
             "delays": self._delays_of(name),
+            "conditions": {v.name: v.condition for v in image.conditions_of(topic.topic_id)},
+            "views": [{"node": self._control.node_id, **row} for row in self._fills_of(name)],
         }
 
     def _row(self, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
