@@ -29,6 +29,7 @@ EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
     "tls.py": "encrypted bytes of connections, and none is simulated",
+    "secret_file.py": "a file of the operator, read by what is left out here",
     "sasl/exchange.py": "who a client is; simulated ones are anonymous, and everybody may do all",
     "sasl/plain.py": "as above",
     "sasl/scram.py": "as above",
@@ -46,7 +47,6 @@ LEFT_OUT = {
     "node/first_user.py": "a user from a file; simulated clients are anonymous",
     "views/batches.py": "no seed has a view with a condition; `tests/views` has its models",
     "views/conditions.py": "as above",
-    "views/filling.py": "as above",
     "partition/filtered.py": "as above; `tests/partition` and `tests/node` have it",
     "views/index.py": "as above",
     "node/node.py": "the process around what is simulated",
