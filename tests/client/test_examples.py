@@ -23,7 +23,7 @@ import pytest
 
 from raftmq.errors import ErrorCode
 from raftmq_client import Admin, BrokerError, Consumer, Producer
-from tests.live.harness import wait_until
+from tests.live.harness import Cluster, wait_until
 from tests.tree import PYTHONPATH
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -66,6 +66,12 @@ def example(name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 def line(run: subprocess.Popen[str]) -> str:
     assert run.stdout is not None
     return run.stdout.readline()
+
+
+def billed(run: subprocess.Popen[str]) -> str:
+    """The next line about an order, among those that FastStream logs."""
+    assert run.stdout is not None
+    return next(text for text in run.stdout if text.startswith("billed"))
 
 
 def test_every_example_is_tested() -> None:
@@ -178,6 +184,46 @@ def test_the_worker_ends_well_at_sigterm(bootstrap: str, topic: str) -> None:
     finally:
         with Admin(bootstrap) as admin:
             admin.delete_topic("invoices")
+
+
+def test_faststream_retries_through_the_broker(shared_cluster: Cluster) -> None:
+    """Its nack goes to the retry topic, its reject to the dead one; two runs, as after a crash."""
+    bootstrap = shared_cluster.bootstrap
+    names = ("orders", "orders.billing.retry", "orders.billing", "orders.billing.dead")
+    with Admin(bootstrap) as admin:
+        for group in ("billing", "billing.replay"):
+            with contextlib.suppress(BrokerError):  # of an earlier run
+                admin.delete_group(group)
+        wait_until(lambda: _made(admin), 60, "the topic can be made")
+    policy = ("--min", "100ms", "--max", "300ms", "--attempts", "3")
+    made = shared_cluster.run("retry", "create", "billing", "--of", "orders", *policy)
+    assert made.returncode == 0, made.stderr
+    try:
+        with example("faststream_worker.py", bootstrap) as run:
+            with Producer(bootstrap, value_serializer="json") as producer:
+                for customer in ("busy", "nobody", "calm"):
+                    producer.send("orders", {"customer": customer}, partition=0)
+                producer.send("orders", {"no": "customer"}, b"odd", partition=0)
+            said = sorted(billed(run) for _ in range(2))
+            assert said == ["billed busy at attempt 3\n", "billed calm at attempt 1\n"]
+            dead: list[Any] = []
+            with Consumer(bootstrap, topics=names[3], reset="earliest") as consumer:
+                wait_until(lambda: dead.extend(consumer.poll(0.2)) or len(dead) == 2, 60, "dead")
+            told = {message.key: dict(message.headers) for message in dead}
+            assert told[b"odd"]["__dlq.errors.message"] == b"RejectMessage: Message was rejected"
+            assert told[None]["__dlq.errors.message"] == b"ValueError: no such customer"
+            assert told[None]["raftmq-attempt"] == b"3"
+            assert told[None]["__dlq.errors.topic"] == b"orders"
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60) in (0, -signal.SIGTERM)
+        with example("faststream_worker.py", bootstrap) as run:
+            with Producer(bootstrap, value_serializer="json") as producer:
+                producer.send("orders", {"customer": "last"}, partition=0)
+            assert billed(run) == "billed last at attempt 1\n", "what was done is committed"
+    finally:
+        with Admin(bootstrap) as admin:
+            for name in (names[1], names[0], *names[2:]):
+                admin.delete_topic(name)
 
 
 def test_no_record_is_lost_or_doubled_in_the_database(
