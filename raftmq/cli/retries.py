@@ -144,15 +144,17 @@ def create(
             topic = admin.topic(of)
             partitions = len(topic.partitions)
             copies = max(len(item.replicas) for item in topic.partitions)
+            # The leader of a retry topic hears from its followers what time it is.
+            timed = max(copies, min(2, len(admin.brokers())))
             room = int(_configs(admin, of).get(SIZE_MAX) or MESSAGE_BYTES_MAX) + HEADERS_BYTES
             size = {SIZE_MAX: str(min(room, (1 << 31) - 1))}
             ends = {DELIVERS_TO: names.target, DEAD_TO: names.dead}
-            for name, configs in (
-                (names.target, size),
-                (names.dead, {**size, "retention.ms": "-1"}),
-                (names.retry, {**size, **ends, **policy}),
+            for name, replicas, configs in (
+                (names.target, copies, size),
+                (names.dead, copies, {**size, "retention.ms": "-1"}),
+                (names.retry, timed, {**size, **ends, **policy}),
             ):
-                _create(admin, name, partitions, copies, configs, if_not_exists)
+                _create(admin, name, partitions, replicas, configs, if_not_exists)
         if as_json:
             show_json({"Retry": names.retry, "DeliversTo": names.target, "Dead": names.dead})
             return

@@ -164,8 +164,10 @@ def plan_topic(
         replicas = _manual_assignment(image, new)
     else:
         replicas = _automatic_assignment(image, load, new, settings)
-    check_topic_configs(configs, replication_factor=min(len(nodes) for nodes in replicas))
+    factor = min(len(nodes) for nodes in replicas)
+    check_topic_configs(configs, replication_factor=factor)
     _check_delays(image, configs, settings)
+    _check_time(image, configs, factor)
     _check_room(load, replicas, settings)
     return TopicCreation(name=new.name, topic_id=topic_id, replicas=replicas, configs=configs)
 
@@ -274,6 +276,7 @@ def _check_factor(
             f"The replication factor is changed from {before} to {after}",
             code=ErrorCode.INVALID_REPLICATION_FACTOR,
         )
+    _check_time(image, topic.configs, after)
     name = "min.insync.replicas"
     text = topic.configs.get(name) or broker_value(image, settings.node_id, settings.static, name)
     if after < min(before, int(text or 1)):
@@ -410,6 +413,17 @@ def _check_delays(image: MetadataImage, configs: Mapping[str, str], settings: Se
         _check_target(image, configs, DELIVERS_TO, settings)
     if dead:
         _check_target(image, configs, DEAD_TO, settings)
+
+
+def _check_time(image: MetadataImage, configs: Mapping[str, str], factor: int) -> None:
+    """Refuse a delay topic whose leader may never know what time it is: of several nodes no one's
+    clock is believed alone, and the replies of its followers are what brings others'."""
+    if configs.get(DELIVERS_TO) and factor == 1 and len(image.brokers) > 1:
+        raise KafkaError(
+            f"With {len(image.brokers)} brokers a delay topic has 2 replicas at least: a leader "
+            "that hears no other clock does not know when a record is due.",
+            code=ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
 
 
 def _check_target(

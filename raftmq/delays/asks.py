@@ -37,6 +37,7 @@ NEVER: Final = "never"
 CREATED: Final = "raftmq-created-at"
 SOURCE: Final = "raftmq-delayed-at"
 ATTEMPT: Final = "raftmq-attempt"
+GIVEN_UP: Final = "raftmq-given-up"
 ATTEMPTS_MAX: Final = 1_000
 """So many may a retry topic allow: back-offs are found by counting up to there."""
 VALUE_BYTES_MAX: Final = 64
@@ -221,7 +222,9 @@ def key_digest(key: bytes) -> bytes:
     return blake2b(key, digest_size=16).digest()
 
 
-def delivered(record: Record, created_ms: int, source: str, attempt: int = 0) -> NewRecord:
+def delivered(
+    record: Record, created_ms: int, source: str, attempt: int = 0, is_given_up: bool = False
+) -> NewRecord:
     """A record as it is delivered; `source` says where it waited, `attempt` which one comes, of a
     dead record which was the last (0: none is counted)."""
     kept = [
@@ -233,9 +236,11 @@ def delivered(record: Record, created_ms: int, source: str, attempt: int = 0) ->
     kept.append((SOURCE, source.encode()))
     if attempt:
         kept.append((ATTEMPT, str(attempt).encode()))
+    if is_given_up:
+        kept.append((GIVEN_UP, b"its target was gone"))
     return NewRecord(record.key, record.value, None, kept)
 
 
 def _is_own(name: str, attempt: int) -> bool:
     """True for headers that delivery replaces."""
-    return name in (CREATED, SOURCE) or (attempt > 0 and name == ATTEMPT)
+    return name in (CREATED, SOURCE, GIVEN_UP) or (attempt > 0 and name == ATTEMPT)

@@ -12,14 +12,21 @@ nothing; a cancellation that was acknowledged stands before every note of what i
 A note of no offsets says that all before it was taken: it stands in for one that retention would
 have to keep, where a lane has not delivered for long.
 
+A note of version 2 *gives up* entries whose target is gone: its lane is done with them, and they
+are dead, due right after the note's own stamp in the order of the other lane.
+
+Records of a transaction are pending once its marker says so, due no sooner than right after the
+marker's stamp: a cursor is never above the stamp of what was not read, so it has not passed them.
+
 Another target (the topic was made again, or has more partitions) begins a new epoch at sequence 0.
 
 The dead records of a retry topic go in a `Lane` of their own, with notes and a cursor of their own:
 a target that takes nothing holds up its own lane alone, and epochs do not count up to and fro.
 
-Layout of a note's value: version uint8, target's topic id 16 bytes, partition int32, epoch int16,
-sequence int32, time of delivery int64, cursor (due int64, offset int64), count uint32, then as many
-offsets int64. Its key is `raftmq-delivery`.
+Layout of a note's value: version uint8 (2 where it gives up, else 1), target's topic id 16 bytes,
+partition int32, epoch int16, sequence int32, time of delivery int64, cursor (due int64, offset
+int64), count uint32, then as many offsets int64: of version 2 those that are given up. Its key is
+`raftmq-delivery`.
 """
 
 from __future__ import annotations
@@ -27,7 +34,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Final
+from itertools import repeat
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from attrs import evolve, frozen
@@ -46,6 +54,7 @@ from raftmq.records import (
     Record,
     build_batch,
     parse_header,
+    parse_marker,
     read_bytes,
     read_headers,
     read_records,
@@ -65,8 +74,10 @@ BYTES_MAX: Final = 64 << 10
 EPOCH_MAX: Final = (1 << 15) - 1
 
 _VERSION: Final = 1
+_VERSION_GIVING_UP: Final = 2
 _NOTE: Final = struct.Struct(">B16sihiqqqI")
 _OFFSET: Final = struct.Struct(">q")
+_NO_TOPIC: Final = TopicId(UUID(int=0))
 _GROUP: Final = struct.Struct(">16siq")
 
 
@@ -99,6 +110,7 @@ class Delivery:
         at_ms: the time of the records when delivered.
         cursor: all that is pending up to there is done with.
         offsets: of the records, in the order in which they are delivered; none where nothing is.
+        given_up: of records that are not delivered, but dead; then `offsets` is empty.
     """
 
     topic_id: TopicId
@@ -108,6 +120,7 @@ class Delivery:
     at_ms: int
     cursor: Place
     offsets: tuple[int, ...]
+    given_up: tuple[int, ...] = ()
 
     @property
     def next_sequence(self) -> int:
@@ -116,17 +129,19 @@ class Delivery:
 
     def encode(self) -> bytes:
         """The value of its note."""
+        assert not (self.offsets and self.given_up), "a note is of one or of the other"
+        offsets = self.given_up or self.offsets
         head = _NOTE.pack(
-            _VERSION,
+            _VERSION_GIVING_UP if self.given_up else _VERSION,
             self.topic_id.bytes,
             self.partition,
             self.epoch,
             self.sequence,
             self.at_ms,
             *self.cursor,
-            len(self.offsets),
+            len(offsets),
         )
-        return head + b"".join(map(_OFFSET.pack, self.offsets))
+        return head + b"".join(map(_OFFSET.pack, offsets))
 
     @classmethod
     def decode(cls, data: Buffer) -> Delivery:
@@ -135,11 +150,11 @@ class Delivery:
         Raises:
             CorruptBatchError: it is no note, or (`NewerNoteError`) of a newer version.
         """
-        if not data or data[0] > _VERSION:
+        if not data or data[0] > _VERSION_GIVING_UP:
             raise NewerNoteError(f"a note of version {data[0] if data else None}")
         try:
-            _, topic, partition, epoch, sequence, at_ms, due_ms, offset, count = _NOTE.unpack_from(
-                data
+            version, topic, partition, epoch, sequence, at_ms, due_ms, offset, count = (
+                _NOTE.unpack_from(data)
             )
             rest = memoryview(data)[_NOTE.size :]
             offsets = tuple(row[0] for row in _OFFSET.iter_unpack(rest))
@@ -154,7 +169,8 @@ class Delivery:
             sequence=sequence,
             at_ms=at_ms,
             cursor=Place(due_ms, offset),
-            offsets=offsets,
+            offsets=() if version == _VERSION_GIVING_UP else offsets,
+            given_up=offsets if version == _VERSION_GIVING_UP else (),
         )
 
 
@@ -185,7 +201,25 @@ def plan(
 
 def nothing_after(before: Delivery) -> Delivery:
     """What says that a delivery was taken."""
-    return evolve(before, sequence=before.next_sequence, offsets=())
+    return evolve(before, sequence=before.next_sequence, offsets=(), given_up=())
+
+
+def give_up(before: Delivery | None, places: Sequence[Place], at_ms: int) -> Delivery:
+    """What gives these entries up: the target of `before`, the last delivery, has taken that or
+    is gone."""
+    offsets = tuple(place.offset for place in places)
+    if before is not None:
+        return evolve(nothing_after(before), at_ms=at_ms, cursor=places[-1], given_up=offsets)
+    return Delivery(
+        topic_id=_NO_TOPIC,
+        partition=0,
+        epoch=0,
+        sequence=0,
+        at_ms=at_ms,
+        cursor=places[-1],
+        offsets=(),
+        given_up=offsets,
+    )
 
 
 def producer_id_of(source: RaftGroupId) -> int:
@@ -241,7 +275,7 @@ def delivered_batch(
                 record,
                 created_ms,
                 f"{name}/{source.partition}/{record.offset}",
-                _attempt_to_tell(record, lane),
+                *_attempt_to_tell(record, lane),
             )
             for record, created_ms in records
         ],
@@ -252,29 +286,100 @@ def delivered_batch(
     )
 
 
-def _attempt_to_tell(record: Record, lane: Lane) -> int:
-    """Which attempt it is that a record is delivered for; of a dead one, which was the last."""
+def _attempt_to_tell(record: Record, lane: Lane) -> tuple[int, bool]:
+    """Which attempt it is that a record is delivered for, of a dead one which was the last; and
+    whether it is dead because it was given up."""
     if lane.retry is None:
-        return 0
-    attempt = _ask_of(record, lane).attempt
-    return attempt if lane.is_dead else attempt + 1
+        return 0, False
+    ask = _ask_of(record, lane)
+    return (ask.attempt, not ask.is_dead) if lane.is_dead else (ask.attempt + 1, False)
 
 
-def rows_of(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Row]:
-    """What the records of one stored batch ask for in a lane, from offset `start` on; nothing of a
-    note. A record of the other lane only cancels here."""
+@frozen(slots=True)
+class Undecided:
+    """A batch of a transaction that has not ended: its records from `offset` on."""
+
+    producer_id: int
+    offset: int
+
+
+@frozen(slots=True)
+class Ended:
+    """The end of a transaction, at the stamp of its marker."""
+
+    producer_id: int
+    is_commit: bool
+    at_ms: int
+
+
+@frozen(slots=True)
+class GivenUp:
+    """Records from `first` on are given up by the note at `offset`."""
+
+    offset: int
+    first: int
+
+
+Found: TypeAlias = Row | Undecided | Ended | GivenUp
+
+
+def read_log(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Found]:
+    """What one stored batch means to a lane, from offset `start` on."""
     header = parse_header(batch)
-    if _is_note(header):
+    if header.is_control:
+        yield Ended(header.producer_id, parse_marker(batch).is_commit, header.max_timestamp)
+    elif _is_note(header):
+        yield from _rows_of_note(batch, header, lane)
+    elif header.is_transactional:
+        yield Undecided(header.producer_id, max(start, header.base_offset))
+    else:
+        yield from rows_of(batch, start, lane)
+
+
+def _rows_of_note(batch: Buffer, header: BatchHeader, lane: Lane) -> Iterator[Found]:
+    """What a note gives up: of the ordinary lane, where that is remembered, to that of the dead."""
+    if header.producer_id != NOTE_PRODUCER_ID or lane.retry is None:
         return
-    for record in read_records(batch):
+    given_up = read_note(batch).given_up
+    if given_up and not lane.is_dead:
+        yield GivenUp(header.base_offset, min(given_up))
+    elif given_up:
+        # Nobody cancels it any more: it is dead at once.
+        for offset in given_up:
+            yield Row(offset, header.max_timestamp + 1, Kind.ADD, None)
+
+
+def rows_of(
+    batch: Buffer, start: int, lane: Lane = ORDINARY, committed_ms: int = -1
+) -> Iterator[Row]:
+    """What the records of one stored batch ask for in a lane, from offset `start` on; nothing of a
+    note. A record of the other lane only cancels here. `committed_ms`: the stamp of the marker,
+    where they are a transaction's."""
+    header = parse_header(batch)
+    if _is_note(header) or header.is_control:
+        return
+    for record, position in zip(read_records(batch), _positions(batch, header), strict=False):
         if record.offset < start:
             continue
         ask = _ask_of(record, lane)
+        due_ms = max(ask.due_ms, committed_ms + 1)
         key = None if record.key is None else key_digest(record.key)
         if ask.kind is Kind.CANCEL or ask.is_dead == lane.is_dead:
-            yield Row(record.offset, ask.due_ms, ask.kind, key)
+            yield Row(record.offset, due_ms, ask.kind, key, position)
         elif ask.kind is Kind.REPLACE:
-            yield Row(record.offset, ask.due_ms, Kind.CANCEL, key)
+            yield Row(record.offset, due_ms, Kind.CANCEL, key)
+
+
+def _positions(batch: Buffer, header: BatchHeader) -> Iterator[int]:
+    """Where each record of a batch stands in it; -1 where the batch is compressed."""
+    if header.codec_number:
+        yield from repeat(-1, header.record_count)
+        return
+    position = HEADER_SIZE
+    for _ in range(header.record_count):
+        yield position
+        size, position = read_varint(batch, position)
+        position += size
 
 
 def _ask_of(record: Record, lane: Lane) -> Ask:
@@ -293,14 +398,23 @@ def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:
         CorruptBatchError: it is not there.
     """
     header = parse_header(batch)
-    if not header.base_offset <= offset < header.next_offset:
-        raise CorruptBatchError(f"offset {offset} is not in a batch at {header.base_offset}")
     packed = memoryview(batch)[HEADER_SIZE : header.size]
     data = bytes(decompress(header.codec, packed, output_max=OUTPUT_MAX))
     position = 0
     for _ in range(offset - header.base_offset):
         size, position = read_varint(data, position)
         position += size
+    return record_in(header, data, position, offset)
+
+
+def record_in(header: BatchHeader, data: bytes, position: int, offset: int) -> tuple[Record, int]:
+    """The record at a position of some bytes of a batch, and when it was created.
+
+    Raises:
+        CorruptBatchError: it is not there.
+    """
+    if not header.base_offset <= offset < header.next_offset:
+        raise CorruptBatchError(f"offset {offset} is not in a batch at {header.base_offset}")
     size, position = read_varint(data, position)
     end = position + size
     if size < 0 or end > len(data):

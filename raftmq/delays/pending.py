@@ -32,12 +32,14 @@ FIRST: Final = Place(-1, -1)
 
 
 class Row(NamedTuple):
-    """One record of the log: `key` is its digest, None where it has no key."""
+    """One record of the log: `key` is its digest, None where it has no key; `position` that in its
+    batch, in bytes, -1 where it is not known."""
 
     offset: int
     due_ms: int
     kind: Kind
     key: bytes | None
+    position: int = -1
 
 
 class Pending:
@@ -48,7 +50,7 @@ class Pending:
         self.cursor = cursor
         self._entries_max = entries_max
         self._order: list[Place] = []  # a heap; entries that are gone may still stand in it
-        self._held: dict[int, tuple[int, bytes | None]] = {}  # offset: (due, key)
+        self._held: dict[int, tuple[int, bytes | None, int]] = {}  # offset: (due, key, position)
         self._by_key: dict[bytes, list[int]] = {}
         self._horizon: Place | None = None
         self._beyond_first = -1
@@ -100,6 +102,10 @@ class Pending:
             heappush(self._order, place)
         return found
 
+    def position_of(self, offset: int) -> int:
+        """Where an entry that is held stands in its batch; -1: that is not known."""
+        return self._held[offset][2]
+
     def settle(self, cursor: Place) -> None:
         """Everything up to `cursor` is done with."""
         assert cursor >= self.cursor, "deliveries go forward"
@@ -117,7 +123,7 @@ class Pending:
         if self._horizon is not None and place >= self._horizon:
             self._leave(place)
             return
-        self._held[row.offset] = (row.due_ms, row.key)
+        self._held[row.offset] = (row.due_ms, row.key, row.position)
         heappush(self._order, place)
         if row.key is not None:
             self._by_key.setdefault(row.key, []).append(row.offset)
@@ -131,7 +137,7 @@ class Pending:
 
     def _shrink(self) -> None:
         """Let go of the later half of what is held."""
-        places = sorted(Place(due_ms, offset) for offset, (due_ms, _) in self._held.items())
+        places = sorted(Place(due_ms, offset) for offset, (due_ms, _, _) in self._held.items())
         keep = max(1, len(places) // 2)
         self._horizon = places[keep]
         for place in places[keep:]:
@@ -145,7 +151,7 @@ class Pending:
             del self._held[offset]
 
     def _forget(self, offset: int) -> None:
-        _, key = self._held.pop(offset)
+        _, key, _ = self._held.pop(offset)
         if key is not None:
             offsets = self._by_key[key]
             offsets.remove(offset)

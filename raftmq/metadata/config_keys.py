@@ -197,6 +197,7 @@ FOREVER: Final = str(LONG_MAX)
 CLOSING_QUIET: Final = "raftmq.closing.quiet.ms"
 DELIVERS_TO: Final = "raftmq.delivers.to"
 DELAY_MAX: Final = "raftmq.delay.max.ms"
+DELIVERY_GIVEUP: Final = "raftmq.delivery.giveup.ms"
 DEAD_TO: Final = "raftmq.dead.to"
 RETRY_ATTEMPTS: Final = "raftmq.retry.attempts"
 RETRY_MIN: Final = "raftmq.retry.min.ms"
@@ -432,6 +433,14 @@ TOPIC_KEYS: Final = check_all(
             "Makes a delay topic: its records are delivered in this topic when they are due, as "
             "their headers deliver-at and deliver-after say. Set when the topic is created.",
             string,
+        ),
+        ConfigKey(
+            DELIVERY_GIVEUP,
+            _L,
+            "86400000",
+            "Of a retry topic: what is so late, and has no target any more, comes to "
+            "raftmq.dead.to.",
+            long(1, 1 << 50),
         ),
         ConfigKey(
             RETRY_ATTEMPTS,

@@ -28,27 +28,41 @@ from raftmq.delays.deliveries import (
     ORDINARY,
     RECORDS_MAX,
     Delivery,
+    Ended,
+    Found,
+    GivenUp,
     Lane,
+    Undecided,
     delivered_batch,
+    give_up,
     note_batch,
     nothing_after,
     plan,
+    read_log,
     read_note,
     record_at,
+    record_in,
     rows_of,
 )
 from raftmq.delays.pending import FIRST, Pending, Place, Row
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
-from raftmq.metadata.image import TopicImage
+from raftmq.metadata.image import LEVEL_OF_CONDITIONS, TopicImage
 from raftmq.node.environment import Tasks
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, FileSpan
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
-from raftmq.records import SEQUENCE_MODULUS, Record, split_batches
+from raftmq.records import (
+    HEADER_SIZE,
+    SEQUENCE_MODULUS,
+    Record,
+    parse_header,
+    read_varint,
+    split_batches,
+)
 from raftmq.replication.clocks import AgreedTime
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId
 
@@ -59,12 +73,16 @@ LaneKey: TypeAlias = tuple[RaftGroupId, bool]
 WORKERS: Final = 8
 READ_BYTES: Final = 64 << 10
 """Of the log at once: some milliseconds of a thread."""
+RECORD_BYTES: Final = 1 << 10
+"""So much is read for a record whose size is not known; of a larger one a second time."""
 READ_TURN: Final = 25
 """Records that are looked up in one turn of the loop."""
 NOTE_AGAIN_OFFSETS: Final = 2_000
 SEND_TIMEOUT_MS: Final = 2_000
 RETRY_MS: Final = 100.0
 RETRY_MS_MAX: Final = 2_000.0
+GONE_MS_MIN: Final = 60_000
+"""So long has a leader itself seen that a target is gone before it gives up."""
 LOOK_MS_MAX: Final = 1_000.0
 """The agreed clock may move against this node's: it is looked at so often."""
 
@@ -81,6 +99,9 @@ class Led:
         batch: what is sent for it, once it was read.
         number: the sequence of the next note.
         note_offset: where the last note is.
+        undecided: batches of transactions whose end was not read, by producer id.
+        given_up: the notes that gave up, each with the first offset of what it did.
+        gone_ms: since when this leader sees that the target is gone; None: it is there.
         trouble: why the last attempt failed; "" where it did not.
     """
 
@@ -94,6 +115,9 @@ class Led:
     batch: bytearray | None = None
     number: int = 0
     note_offset: int = -1
+    undecided: dict[int, list[int]] = field(factory=dict)
+    given_up: deque[GivenUp] = field(factory=deque)
+    gone_ms: int | None = None
     trouble: str = ""
     retry_ms: float = RETRY_MS
     late_ms: int = 0
@@ -137,6 +161,7 @@ class Delays:
         note_again_offsets: so far back may a note be before another one stands in for it.
         delivered_count: records that targets have taken.
         sends_failed_count: batches that they had not, at the first or a later attempt.
+        given_up_count: records that are dead because their target was gone.
     """
 
     def __init__(
@@ -163,6 +188,7 @@ class Delays:
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
         self.delivered_count = 0
         self.sends_failed_count = 0
+        self.given_up_count = 0
 
     # ---- what others tell and ask ----
 
@@ -232,7 +258,12 @@ class Delays:
             needed.append(Offset(led.note_offset))
         if led.before is not None:
             # A later leader sends it again, since nothing in the log says that it arrived.
-            needed += map(Offset, led.before.offsets)
+            needed += map(Offset, led.before.offsets or led.before.given_up)
+        needed += [Offset(offsets[0]) for offsets in led.undecided.values()]
+        dead = self._led.get((partition.group, True))
+        while led.given_up and dead is not None and dead.read_end > led.given_up[0].offset:
+            led.given_up.popleft()  # they are pending there
+        needed += [Offset(note.first) for note in led.given_up]
         return Offset(min(needed))
 
     def take(self, topic_id: TopicId, index: int, batch: bytes) -> Promise[ErrorCode]:
@@ -347,6 +378,8 @@ class Delays:
     def _read_anew(self, led: Led, cursor: Place) -> None:
         led.pending = Pending(cursor)
         led.read_end = led.partition.replica.log_start_offset
+        led.undecided.clear()
+        led.given_up.clear()
 
     async def _read_on(self, led: Led) -> bool:
         """Read all that is committed by now; False when some of that cannot be read yet."""
@@ -361,11 +394,31 @@ class Delays:
                     return False
                 led.read_end = end
             for span in spans:
-                rows = await self._tasks.in_thread(partial(_rows_in, span, led.read_end, led.lane))
-                for row in rows:
-                    pending.read(row)
+                found = await self._tasks.in_thread(partial(_read, span, led.read_end, led.lane))
+                for one in found:
+                    if isinstance(one, Row):
+                        pending.read(one)
+                    else:
+                        await self._take_in(led, one)
                 led.read_end = Offset(span.end_offset)
         return True
+
+    async def _take_in(self, led: Led, found: Undecided | Ended | GivenUp) -> None:
+        """What the log holds beside records that are pending by themselves."""
+        pending = led.pending
+        assert pending is not None, "the last note comes first"
+        if isinstance(found, GivenUp):
+            led.given_up.append(found)
+        elif isinstance(found, Undecided):
+            led.undecided.setdefault(found.producer_id, []).append(found.offset)
+        else:
+            offsets = led.undecided.get(found.producer_id, [])
+            for offset in offsets if found.is_commit else ():
+                for span in await self._spans(led.partition, offset, 1):
+                    rows = partial(_rows_in, span, offset, led.lane, found.at_ms)
+                    for row in await self._tasks.in_thread(rows):
+                        pending.read(row)
+            led.undecided.pop(found.producer_id, None)
 
     async def _deliver(self, led: Led, now_ms: int) -> float | None:
         """Note what is due, and go on to send it."""
@@ -379,8 +432,11 @@ class Delays:
             if led.before is not None and led.read_end - led.note_offset > self.note_again_offsets:
                 return await self._note_nothing(led, led.before)
             return self._rest(led, now_ms)
+        if self._has_given_up(led, places[-1], now_ms):
+            return await self._give_up(led, places)
         topic = self._target(led.target)
-        records = _fitting(await self._records(led, [place.offset for place in places]))
+        wanted = [(place.offset, pending.position_of(place.offset)) for place in places]
+        records = _fitting(await self._records(led, wanted))
         places = places[: len(records)]
         stamp_ms = self._now_ms()
         unread_ms = self._first_unread_ms(led)
@@ -397,6 +453,47 @@ class Delays:
         led.late_ms = max(0, now_ms - places[0].due_ms)
         led.batch = _batch_of(led, delivery, records)
         pending.settle(delivery.cursor)
+        return 0
+
+    def _has_given_up(self, led: Led, place: Place, now_ms: int) -> bool:
+        """True when the target is gone for so long that what is due there is dead instead."""
+        topic = self._engine.image.topics.get(led.target)
+        if topic is not None and not topic.configs.get(DELIVERS_TO):
+            led.gone_ms = None
+            return False
+        led.gone_ms = now_ms if led.gone_ms is None else led.gone_ms
+        limit_ms = led.partition.settings.giveup_ms
+        return (
+            led.lane.retry is not None
+            and not led.lane.is_dead
+            and self._engine.image.level >= LEVEL_OF_CONDITIONS
+            and now_ms - place.due_ms >= limit_ms
+            and now_ms - led.gone_ms >= min(limit_ms, GONE_MS_MIN)
+        )
+
+    async def _give_up(self, led: Led, places: list[Place]) -> float:
+        """Note that these are dead: `read_log` tells their other lane."""
+        stamp_ms = self._now_ms()
+        if stamp_ms is None or not led.is_current:
+            return RETRY_MS
+        note = give_up(led.before, places, stamp_ms)
+        greatest_ms = led.partition.producers.greatest_timestamp
+        stamp_ms = max(stamp_ms, note.cursor.due_ms, greatest_ms)
+        batch = note_batch(note, led.number, stamp_ms, led.lane)
+        led.batch = None
+        if not await self._append_note(led, note, batch):
+            return RETRY_MS
+        name = led.partition.name
+        logger.warning(
+            "deliveries are given up",
+            topic=name.topic,
+            partition=name.partition,
+            to=led.target,
+            records=len(places),
+        )
+        self.given_up_count += len(places)
+        if led.pending is not None and note.cursor > led.pending.cursor:
+            led.pending.settle(note.cursor)
         return 0
 
     async def _note_nothing(self, led: Led, before: Delivery) -> float:
@@ -468,7 +565,7 @@ class Delays:
             if not self._exists(delivery):
                 return await self._note_again(led, delivery)
         if led.batch is None:
-            records = await self._records(led, list(delivery.offsets))
+            records = await self._records(led, [(offset, -1) for offset in delivery.offsets])
             led.batch = _batch_of(led, delivery, records)
         code = await self._tasks.wait(self._push(delivery, bytes(led.batch)))
         if code is not ErrorCode.NONE:
@@ -485,11 +582,13 @@ class Delays:
     async def _note_again(self, led: Led, delivery: Delivery) -> float:
         """The target is gone, with what it was given: note the same for the one of its name."""
         partition = led.partition
-        topic = self._target(led.target)
         stamp_ms = self._now_ms()
         if stamp_ms is None or not led.is_current:
             return RETRY_MS
         places = [Place(delivery.cursor.due_ms, offset) for offset in delivery.offsets]
+        if self._has_given_up(led, delivery.cursor, stamp_ms):
+            return await self._give_up(led, places)
+        topic = self._target(led.target)
         index = partition.index % len(topic.partitions)
         again = plan(delivery, topic.topic_id, index, places, stamp_ms)
         stamp_ms = max(stamp_ms, delivery.cursor.due_ms, partition.producers.greatest_timestamp)
@@ -532,14 +631,15 @@ class Delays:
             await self._tasks.in_thread(result.job.run)
             partition.prepared(result.job)
 
-    async def _records(self, led: Led, offsets: list[int]) -> list[tuple[Record, int]]:
-        """The records at these offsets, each with its creation time."""
-        wanted: list[tuple[FileSpan, int]] = []
-        for number, offset in enumerate(offsets, 1):
+    async def _records(self, led: Led, offsets: list[tuple[int, int]]) -> list[tuple[Record, int]]:
+        """The records at these offsets, each with its creation time; with the position of each in
+        its batch, where that is known."""
+        wanted: list[tuple[FileSpan, int, int]] = []
+        for number, (offset, position) in enumerate(offsets, 1):
             spans = await self._spans(led.partition, offset, 1)
             if not spans:
                 raise CorruptBatchError(f"no record at {offset}")
-            wanted.append((spans[0], offset))
+            wanted.append((spans[0], offset, position))
             if number % READ_TURN == 0:
                 await self._tasks.sleep(0.0)
         return await self._tasks.in_thread(partial(_records_in, wanted))
@@ -549,10 +649,16 @@ def _bytes_of(span: FileSpan) -> bytes:
     return span.file.pread(span.size, span.position)
 
 
-def _rows_in(span: FileSpan, start: int, lane: Lane) -> list[Row]:
-    """What the records of a span ask for."""
+def _read(span: FileSpan, start: int, lane: Lane) -> list[Found]:
+    """What a span of the log means to a lane."""
     batches = split_batches(_bytes_of(span))
-    return [row for _, batch in batches for row in rows_of(batch, start, lane)]
+    return [found for _, batch in batches for found in read_log(batch, start, lane)]
+
+
+def _rows_in(span: FileSpan, start: int, lane: Lane, committed_ms: int) -> list[Row]:
+    """What the records of the first batch of a span ask for, of a transaction that is committed."""
+    _, batch = next(iter(split_batches(_bytes_of(span))))
+    return list(rows_of(batch, start, lane, committed_ms))
 
 
 def _batch_of(led: Led, delivery: Delivery, records: list[tuple[Record, int]]) -> bytearray:
@@ -560,8 +666,21 @@ def _batch_of(led: Led, delivery: Delivery, records: list[tuple[Record, int]]) -
     return delivered_batch(delivery, records, partition.group, partition.name.topic, led.lane)
 
 
-def _records_in(wanted: list[tuple[FileSpan, int]]) -> list[tuple[Record, int]]:
-    return [record_at(_bytes_of(span), offset) for span, offset in wanted]
+def _records_in(wanted: list[tuple[FileSpan, int, int]]) -> list[tuple[Record, int]]:
+    return [_record_in(span, offset, position) for span, offset, position in wanted]
+
+
+def _record_in(span: FileSpan, offset: int, position: int) -> tuple[Record, int]:
+    """One record of the first batch of a span. Of large batches no more is read than has to be:
+    records due at the same time stand in as many batches."""
+    if position < 0:
+        return record_at(_bytes_of(span), offset)
+    header = parse_header(span.file.pread(HEADER_SIZE, span.position))
+    data = span.file.pread(min(RECORD_BYTES, span.size - position), span.position + position)
+    size, start = read_varint(data, 0)
+    if start + size > len(data):
+        data = span.file.pread(start + size, span.position + position)
+    return record_in(header, data, 0, offset)
 
 
 def _fitting(records: list[tuple[Record, int]]) -> list[tuple[Record, int]]:

@@ -368,7 +368,8 @@ class Partition:
             return self.replica.append_time_ms()
         now_ms = self._delay_ms()
         if now_ms is None:
-            raise KafkaError("the time is not known yet", code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            # Clients come again, and so does what ends transactions.
+            raise KafkaError("the time is not known yet", code=ErrorCode.NOT_ENOUGH_REPLICAS)
         return max(now_ms, self._producers.exact().greatest_timestamp)
 
     @reports_assertions
@@ -460,8 +461,7 @@ class Partition:
     def _judge_transactional(self, header: BatchHeader, version: int) -> Verdict:
         """As `PartitionProducers.judge`. A batch of a transaction that is over is not told that it
         is out of order, which it may be as well."""
-        if not self._transactions.is_offered:
-            raise KafkaError("transactions are not enabled", code=ErrorCode.INVALID_TXN_STATE)
+        self._transactions.check_offered(is_delayed=bool(self.settings.delivers_to))
         try:
             return self._producers.judge(header, self.replica.leader_epoch)
         except KafkaError as error:
@@ -522,7 +522,7 @@ class Partition:
             Marker(decided.is_commit),
             producer_id=decided.producer_id,
             producer_epoch=decided.producer_epoch,
-            timestamp=replica.append_time_ms(),
+            timestamp=self._stamp_ms(self.settings),
         )
         self._header = header = parse_header(batch)
         try:

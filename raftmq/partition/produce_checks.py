@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from attrs import frozen
 
 from raftmq.codec import OutputTooLargeError, decompress, output_limit
-from raftmq.delays.asks import ADDED_BYTES_MAX, read_ask
+from raftmq.delays.asks import ADDED_BYTES_MAX, Kind, read_ask
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError, RecordsRefusedError
 from raftmq.partition.settings import CheckDepth, PartitionSettings
 from raftmq.record_walk import UndecidedError, Walked, iter_brief, walk_lengths, walk_records
@@ -223,14 +223,16 @@ def _check_asks(
     batch: memoryview, header: BatchHeader, settings: PartitionSettings, now_ms: int
 ) -> None:
     """Refuse what a delay topic could not deliver, or would deliver otherwise than was meant."""
-    if header.is_transactional:
-        raise InvalidRecordError("a delay topic takes no transactions")
     output_max = output_limit(settings.max_message_bytes)
     for index, record in enumerate(read_records(batch, output_max=output_max)):
         size = len(record.key or b"") + len(record.value or b"") + ADDED_BYTES_MAX
         size += sum(len(name) + len(text or b"") + _PER_HEADER for name, text in record.headers)
         try:
-            read_ask(record.key, record.headers, now_ms, settings.delay_max_ms, settings.retry)
+            ask = read_ask(
+                record.key, record.headers, now_ms, settings.delay_max_ms, settings.retry
+            )
+            if header.is_transactional and ask.kind is not Kind.ADD:
+                raise InvalidRecordError("nothing is cancelled or replaced in a transaction")
             if size + HEADER_SIZE > settings.max_message_bytes:
                 raise InvalidRecordError("too large to be delivered")
         except InvalidRecordError as error:

@@ -14,6 +14,7 @@ from raftmq.metadata.config_keys import (
     DEAD_TO,
     DELAY_MAX,
     DELIVERS_TO,
+    DELIVERY_GIVEUP,
     RETRY_ATTEMPTS,
     RETRY_FACTOR,
     RETRY_MAX,
@@ -58,6 +59,7 @@ class PartitionSettings:
     is_compacted: bool = False
     delivers_to: str = ""  # of a delay topic: the topic in which its records are delivered
     delay_max_ms: int = DELAY_MAX_MS
+    giveup_ms: int = 86_400_000  # so late is dead what a retry topic cannot deliver
     dead_to: str = ""  # of a retry topic: where what was tried in vain comes
     retry: RetryPolicy | None = None
 
@@ -91,6 +93,7 @@ class PartitionSettings:
             is_compacted="compact" in split_list(configs.get("cleanup.policy", "")),
             delivers_to=delivers_to,
             delay_max_ms=number(DELAY_MAX, default.delay_max_ms),
+            giveup_ms=number(DELIVERY_GIVEUP, default.giveup_ms),
             dead_to=configs.get(DEAD_TO, ""),
             retry=_retry_policy(configs) if configs.get(DEAD_TO) else None,
         )

@@ -18,7 +18,7 @@ from attrs import field, frozen
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.partition.producer_state import NO_OFFSET, Producer
 from raftmq.promise import Promise
-from raftmq.records import BatchHeader
+from raftmq.records import BatchHeader, InvalidRecordError
 from raftmq.types import LeaderEpoch, ProducerId, TopicId
 
 NEWEST_PRODUCE: Final = 13
@@ -93,6 +93,11 @@ class TransactionsPort(Protocol):
         """True once the cluster's level lets transactions be written; never False again."""
         ...
 
+    @property
+    def may_wait(self) -> bool:
+        """True once it lets them be written to delay topics, too; never False again."""
+        ...
+
     def verify(self, asked: Asked) -> Verdict:
         """May this batch be taken now? Called before each transactional batch that continues its
         producer's sequence, in the turn in which it is appended: between an answer `Added` and the
@@ -104,6 +109,7 @@ class NoTransactions:
     """Transactions are not offered."""
 
     is_offered: Final = False
+    may_wait: Final = False
 
     def verify(self, _asked: Asked) -> Verdict:
         """Nothing is added, since nothing can be."""
@@ -170,6 +176,17 @@ class RunningTransactions:
     def is_offered(self) -> bool:
         """As `TransactionsPort.is_offered`."""
         return self._port.is_offered
+
+    def check_offered(self, *, is_delayed: bool) -> None:
+        """See that batches of transactions may be taken, in a delay topic or in another.
+
+        Raises:
+            KafkaError: the cluster's level does not let them be yet.
+        """
+        if not self._port.is_offered:
+            raise KafkaError("transactions are not enabled", code=ErrorCode.INVALID_TXN_STATE)
+        if is_delayed and not self._port.may_wait:
+            raise InvalidRecordError("a delay topic takes no transactions at this raftmq.level")
 
     def clear(self) -> None:
         """Another leadership begins, or none."""

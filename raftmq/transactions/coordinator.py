@@ -27,7 +27,12 @@ from raftmq.metadata.commands import (
     OffsetsTransaction,
     Row,
 )
-from raftmq.metadata.image import LEVEL_OF_TRANSACTIONS, MetadataImage, candidate
+from raftmq.metadata.image import (
+    LEVEL_OF_CONDITIONS,
+    LEVEL_OF_TRANSACTIONS,
+    MetadataImage,
+    candidate,
+)
 from raftmq.metadata.results import RowDone
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.partition.parked import Deadline, Deadlines
@@ -136,6 +141,11 @@ class TransactionCoordinator:
     def is_offered(self) -> bool:
         """True once the cluster's level lets transactions be written; never False again."""
         return self._engine.image.level >= LEVEL_OF_TRANSACTIONS
+
+    @property
+    def may_wait(self) -> bool:
+        """True once it lets them be written to delay topics, too; never False again."""
+        return self._engine.image.level >= LEVEL_OF_CONDITIONS
 
     # ---- what clients ask ----
 

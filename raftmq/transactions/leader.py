@@ -117,6 +117,11 @@ class LeaderTransactions:
         """True once the cluster's level lets transactions be written; never False again."""
         return self._coordinator.is_offered
 
+    @property
+    def may_wait(self) -> bool:
+        """True once it lets them be written to delay topics, too; never False again."""
+        return self._coordinator.may_wait
+
     def verify(self, asked: Asked) -> Verdict:
         """May this batch be taken now? See `TransactionsPort`."""
         key = (asked.topic_id, asked.partition)

@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from raftmq.controller.topic_validation import Settings, plan_configs, plan_topic, planned_load_of
+from raftmq.controller.topic_validation import (
+    Settings,
+    plan_configs,
+    plan_move,
+    plan_topic,
+    planned_load_of,
+)
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.broker_messages import ConfigOperation, ConfigResource, NewTopic
+from raftmq.metadata.broker_messages import (
+    ConfigOperation,
+    ConfigResource,
+    MoveRequest,
+    NewTopic,
+)
 from raftmq.metadata.commands import CreateTopics, ShrinkTopic
 from raftmq.metadata.image import LEVEL_OF_DELAYS, LEVEL_OF_VIEWS, RAFTMQ_LEVEL, MetadataImage
 from raftmq.types import METADATA_TOPIC, NodeId
@@ -40,9 +51,9 @@ def image(level: int = LEVEL_OF_DELAYS) -> MetadataImage:
     return evolve(image, topics=topics, features=image.features.set(RAFTMQ_LEVEL, level))
 
 
-def plan(known: MetadataImage, **configs: str | None) -> dict[str, str]:
+def plan(known: MetadataImage, replicas: int = 1, **configs: str | None) -> dict[str, str]:
     named = {name.replace("_", "."): value for name, value in configs.items()}
-    new = NewTopic(name="x", partitions=1, replication_factor=1, configs=named)
+    new = NewTopic(name="x", partitions=1, replication_factor=replicas, configs=named)
     load = planned_load_of(known)
     return dict(plan_topic(known, {}, load, new, topic_id(9), SETTINGS).configs)
 
@@ -79,6 +90,36 @@ def test_what_is_refused(configs: dict[str, str], why: str) -> None:
     with pytest.raises(KafkaError, match=why) as caught:
         plan(image(), **configs)
     assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+def test_where_one_clock_is_not_believed_one_replica_is_refused() -> None:
+    alone = image()
+    machine = Machine()
+    machine.register_all(1, 2)
+    two = evolve(alone, brokers=machine.image.brokers)
+    with pytest.raises(KafkaError, match="With 2 brokers a delay topic has 2 replicas") as caught:
+        plan(two, raftmq_delivers_to="orders")
+    assert caught.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+    assert plan(two) == {}
+    assert plan(two, replicas=2, raftmq_delivers_to="orders")
+    assert plan(alone, raftmq_delivers_to="orders"), "a single node goes by its own clock"
+
+
+def test_a_delay_topic_does_not_shrink_to_one_replica() -> None:
+    machine = Machine()
+    machine.register_all(1, 2)
+    known = evolve(image(), brokers=machine.image.brokers)
+    for topic, is_refused in (("later", True), ("orders", False)):
+        found = known.topics[topic]
+        both = evolve(found.partitions[0], replicas=(NodeId(1), NodeId(2)))
+        wide = evolve(known, topics=known.topics.set(topic, evolve(found, partitions=(both,))))
+        wanted = MoveRequest(topic=topic, partition=0, replicas=(1,))
+        load = planned_load_of(wide)
+        if is_refused:
+            with pytest.raises(KafkaError, match="2 replicas at least"):
+                plan_move(wide, load, wanted, SETTINGS, allow_factor_change=True)
+        else:
+            assert plan_move(wide, load, wanted, SETTINGS, allow_factor_change=True)
 
 
 def test_below_the_level_there_are_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 import pytest
@@ -10,20 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.codec import Codec
-from raftmq.delays.asks import ATTEMPT, CREATED, SOURCE, Kind, RetryPolicy, key_digest
+from raftmq.delays.asks import ATTEMPT, CREATED, GIVEN_UP, SOURCE, Kind, RetryPolicy, key_digest
 from raftmq.delays.deliveries import (
     NOTE_PRODUCER_ID,
     ORDINARY,
     Delivery,
+    Ended,
+    GivenUp,
     Lane,
     NewerNoteError,
+    Undecided,
     delivered_batch,
+    give_up,
     note_batch,
     nothing_after,
     plan,
     producer_id_of,
+    read_log,
     read_note,
     record_at,
+    record_in,
     rows_of,
 )
 from raftmq.delays.pending import Place, Row
@@ -31,8 +38,10 @@ from raftmq.errors import CorruptBatchError
 from raftmq.records import (
     LOG_APPEND_TIME,
     SEQUENCE_MODULUS,
+    Marker,
     NewRecord,
     build_batch,
+    build_marker,
     check_batch,
     read_records,
     set_log_append_time,
@@ -63,6 +72,12 @@ deliveries = st.builds(
     cursor=st.builds(Place, st.integers(0, 1 << 60), st.integers(0, 1 << 60)),
     offsets=st.lists(st.integers(0, 1 << 60), max_size=100).map(tuple),
 )
+given_ups = st.builds(
+    evolve,
+    deliveries,
+    offsets=st.just(()),
+    given_up=st.lists(st.integers(0, 1 << 60), min_size=1, max_size=100).map(tuple),
+)
 
 
 def stored(records: list[NewRecord], base: int = 10, codec: Codec = Codec.NONE) -> bytearray:
@@ -73,13 +88,19 @@ def stored(records: list[NewRecord], base: int = 10, codec: Codec = Codec.NONE) 
     return batch
 
 
-@given(deliveries, st.integers(0, SEQUENCE_MODULUS - 1))
+def placeless(rows: Iterable[Row]) -> list[Row]:
+    """Rows without their positions in the batch."""
+    return [row._replace(position=-1) for row in rows]
+
+
+@given(deliveries | given_ups, st.integers(0, SEQUENCE_MODULUS - 1))
 def test_a_note_says_what_was_noted(delivery: Delivery, number: int) -> None:
     batch = note_batch(delivery, number, STAMP)
     header = check_batch(batch)
     assert (header.producer_id, header.base_sequence) == (NOTE_PRODUCER_ID, number)
     assert header.max_timestamp == STAMP
     assert read_note(batch) == delivery
+    assert delivery.encode()[0] == (2 if delivery.given_up else 1), "an older node stops at 2"
     assert list(rows_of(batch, 0)) == [], "a note asks for nothing"
 
 
@@ -98,7 +119,7 @@ def test_a_note_that_is_cut_or_newer_is_refused() -> None:
         with pytest.raises(CorruptBatchError):
             Delivery.decode(data[:size])
     with pytest.raises(NewerNoteError):
-        Delivery.decode(b"\x02" + data[1:])
+        Delivery.decode(b"\x03" + data[1:])
     with pytest.raises(CorruptBatchError, match="no note"):
         read_note(build_batch([NewRecord(b"raftmq-delivery", data)]))
 
@@ -149,8 +170,15 @@ def test_rows_and_single_records_of_a_stored_batch(codec: Codec) -> None:
         Row(13, STAMP, Kind.REPLACE, key),
         Row(14, STAMP, Kind.ADD, key_digest(b"b")),
     ]
-    assert list(rows_of(batch, 0)) == rows
-    assert list(rows_of(batch, 12)) == rows[2:]
+    assert placeless(rows_of(batch, 0)) == rows
+    assert placeless(rows_of(batch, 12)) == rows[2:]
+    for row in rows_of(batch, 0):
+        if codec is Codec.NONE and row.kind is not Kind.CANCEL:
+            piece = bytes(batch)[row.position :]
+            found = record_in(check_batch(batch), piece, 0, row.offset)
+            assert found == record_at(batch, row.offset)
+        else:
+            assert row.position == -1 or codec is Codec.NONE
     for expected, original in zip(read_records(batch), records, strict=True):
         record, created_ms = record_at(batch, expected.offset)
         assert record[:5] == expected[:5]
@@ -202,14 +230,14 @@ def test_each_record_of_a_retry_topic_is_in_one_lane_and_cancels_in_both() -> No
     ]
     batch = stored(records)
     a, b, c, d, e, f = (key_digest(bytes([letter])) for letter in b"abcdef")
-    assert list(rows_of(batch, 0, TRIED)) == [
+    assert placeless(rows_of(batch, 0, TRIED)) == [
         Row(10, STAMP + 1_000, Kind.ADD, a),
         Row(11, STAMP + 2_000, Kind.ADD, b),
         Row(13, STAMP, Kind.CANCEL, d),
         Row(14, STAMP + 1_000, Kind.REPLACE, e),
         Row(15, STAMP, Kind.CANCEL, f),
     ]
-    assert list(rows_of(batch, 0, DEAD)) == [
+    assert placeless(rows_of(batch, 0, DEAD)) == [
         Row(12, STAMP, Kind.ADD, c),
         Row(13, STAMP, Kind.REPLACE, d),
         Row(14, STAMP + 1_000, Kind.CANCEL, e),
@@ -251,3 +279,72 @@ def test_a_note_of_nothing_goes_on_where_the_delivery_before_it_ended() -> None:
     assert settled.next_sequence == FIRST.next_sequence
     places = [Place(STAMP, 20)]
     assert plan(settled, TOPIC, 1, places, STAMP) == plan(FIRST, TOPIC, 1, places, STAMP)
+
+
+# ---- given up ----
+
+
+def test_what_is_given_up_is_done_with_in_its_lane_and_dead_right_after_the_note() -> None:
+    places = [Place(STAMP - 9, 21), Place(STAMP - 7, 20)]
+    note = give_up(FIRST, places, STAMP)
+    assert (note.offsets, note.given_up, note.cursor) == ((), (21, 20), places[-1])
+    batch = note_batch(note, 4, STAMP, TRIED)
+    stamp(batch, 30, 1)
+    assert list(read_log(batch, 0, TRIED)) == [GivenUp(30, 20)]
+    assert list(read_log(batch, 0, DEAD)) == [
+        Row(21, STAMP + 1, Kind.ADD, None),
+        Row(20, STAMP + 1, Kind.ADD, None),
+    ]
+    assert list(read_log(note_batch(note, 4, STAMP, DEAD), 0, DEAD)) == [], "of its own lane"
+    assert list(read_log(batch, 0, ORDINARY)) == []
+
+
+def test_after_it_the_next_target_begins_and_the_same_one_goes_on() -> None:
+    places = [Place(STAMP, 20)]
+    for before in (FIRST, give_up(FIRST, places, STAMP)):
+        assert nothing_after(give_up(before, places, STAMP)).given_up == ()
+        again = plan(give_up(before, places, STAMP), TOPIC, 1, places, STAMP)
+        assert (again.epoch, again.sequence) == (FIRST.epoch, FIRST.next_sequence)
+        assert again.given_up == ()
+    first = plan(give_up(None, places, STAMP), TOPIC, 1, places, STAMP)
+    assert (first.epoch, first.sequence) == (1, 0)
+
+
+def test_a_record_that_is_dead_tells_whether_it_was_given_up() -> None:
+    for attempt, expected in ((b"2", [b"its target was gone"]), (b"3", [])):
+        headers = [(ATTEMPT, attempt), (GIVEN_UP, b"before")]
+        waiting = stored([NewRecord(b"a", b"1", STAMP, headers)], base=12)
+        delivery = evolve(FIRST, offsets=(12,))
+        batch = delivered_batch(delivery, [record_at(waiting, 12)], SOURCE_GROUP, "o", DEAD)
+        (record,) = read_records(batch)
+        assert [text for name, text in record.headers if name == GIVEN_UP] == expected
+        assert [text for name, text in record.headers if name == ATTEMPT] == [attempt]
+
+
+# ---- transactions ----
+
+
+def test_records_of_a_transaction_wait_for_its_marker_and_are_due_after_it() -> None:
+    batch = build_batch(
+        [NewRecord(b"a", b"1"), NewRecord(b"b", b"2", None, [("deliver-after", b"5s")])],
+        timestamp=STAMP - 1_000,
+        producer_id=77,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
+    set_log_append_time(batch, STAMP)
+    stamp(batch, 10, 1)
+    assert list(read_log(batch, 0)) == [Undecided(77, 10)]
+    assert list(read_log(batch, 11)) == [Undecided(77, 11)]
+    for is_commit in (True, False):
+        marker = build_marker(
+            Marker(is_commit), producer_id=77, producer_epoch=0, timestamp=STAMP + 2_000
+        )
+        assert list(read_log(marker, 0)) == [Ended(77, is_commit, STAMP + 2_000)]
+        assert list(rows_of(marker, 0)) == []
+    a, b = key_digest(b"a"), key_digest(b"b")
+    assert placeless(rows_of(batch, 0, ORDINARY, STAMP + 2_000)) == [
+        Row(10, STAMP + 2_001, Kind.ADD, a),
+        Row(11, STAMP + 5_000, Kind.ADD, b),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator, Mapping
 
@@ -297,3 +298,116 @@ def test_a_worker_retries_buries_and_reads_what_is_replayed(cluster: Cluster) ->
             60,
             "all is committed",
         )
+
+
+def test_exactly_once_a_retry_and_its_position_are_one(cluster: Cluster) -> None:
+    """What is sent for a message, its retry and its position count together: leaders of the retry
+    topic are killed meanwhile, and workers end by errors in the middle of a transaction."""
+    for name in ("parcels", "sent"):
+        assert cluster.run("topic", "create", name, "-p", "2", "-r", "3").returncode == 0
+    policy = ("--min", "100ms", "--max", "300ms", "--attempts", "3")
+    made = cluster.run("retry", "create", "carry", "--of", "parcels", *policy)
+    assert made.returncode == 0, made.stderr
+    count, seen = 60, 0
+    with raftmq_client.Producer(cluster.bootstrap) as producer:
+        for number in range(count):
+            producer.send("parcels", b"%d" % number, b"%d" % number, partition=number % 2)
+    options = {
+        "group": "carry",
+        "topics": "parcels",
+        "delivery": "exactly_once",
+        "transactional_id": "carrier",
+    }
+
+    def work(worker: raftmq_client.Worker, limit: int) -> None:
+        """Numbers that 3 divides fail once, and those that 10 divides always."""
+        nonlocal seen
+        for message in worker:
+            number = int(message.value)
+            attempt = int(dict(message.headers).get("raftmq-attempt") or b"1")
+            worker.transaction.send("sent", b"%d %d" % (number, attempt))
+            seen += 1
+            if seen == limit:
+                raise KeyboardInterrupt
+            with worker.handling(message):
+                if number % 10 == 0 or (number % 3 == 0 and attempt == 1):
+                    raise ConnectionError("nobody opens")
+
+    reader = Receiver(cluster.bootstrap, "sent", 2)
+    dead = Receiver(cluster.bootstrap, "parcels.carry.dead", 2)
+
+    def is_over() -> bool:
+        for receiver in (reader, dead):
+            while (message := receiver.consumer.poll(0)) is not None:
+                assert message.error() is None
+                receiver.found.append((message, 0.0))
+        return len(reader.found) + len(dead.found) >= count
+
+    def stop_when_over(worker: raftmq_client.Worker) -> None:
+        try:
+            wait_until(is_over, 120, "all are sent, or dead")
+        finally:
+            worker.stop()
+
+    for limit, victim in ((20, 0), (45, 1)):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            raftmq_client.Worker(cluster.bootstrap, **options) as worker,
+        ):
+            work(worker, limit)
+        cluster.nodes[leaders(cluster.bootstrap, "parcels.carry.retry")[victim]].kill()
+        cluster.bring_back()
+    with raftmq_client.Worker(cluster.bootstrap, **options) as worker:
+        watch = threading.Thread(target=stop_when_over, args=(worker,))
+        watch.start()
+        work(worker, -1)
+        watch.join()
+    assert sorted(reader.values) == sorted(
+        f"{number} {2 if number % 3 == 0 else 1}" for number in range(count) if number % 10
+    )
+    assert sorted(map(int, dead.values)) == list(range(0, count, 10)), "and each once"
+
+
+def test_what_has_no_target_any_more_is_dead_after_a_while(cluster: Cluster) -> None:
+    """Once each, also what was noted for the target before it was deleted."""
+    assert cluster.run("topic", "create", "cards", "-p", "1", "-r", "3").returncode == 0
+    policy = ("--min", "100ms", "--max", "100ms", "--attempts", "5")
+    made = cluster.run("retry", "create", "read", "--of", "cards", *policy)
+    assert made.returncode == 0, made.stderr
+    with raftmq_client.Admin(cluster.bootstrap) as admin:
+        admin.alter_configs(
+            raftmq_client.ResourceType.TOPIC,
+            "cards.read.retry",
+            {"raftmq.delivery.giveup.ms": "3000"},
+        )
+        sender = Sender(cluster.bootstrap, "cards.read.retry")
+        sender.send("", "delivered", {})
+        sender.finish()
+        Receiver(cluster.bootstrap, "cards.read", 1).read_until("delivered")
+        admin.delete_topic("cards.read")
+        for number in range(250):
+            sender.send("", str(number), {"raftmq-attempt": "2"})
+        sender.send("", "tried often enough", {"raftmq-attempt": "5"})
+        sender.finish()
+        cluster.nodes[leaders(cluster.bootstrap, "cards.read.retry")[0]].kill()
+        cluster.bring_back()
+        dead = Receiver(cluster.bootstrap, "cards.read.dead", 1)
+        wait_until(lambda: _reads(dead, 251), 90, "all are dead")
+        assert dead.values[0] == "tried often enough", "which did not wait for the others"
+        assert dead.values[1:] == [str(number) for number in range(250)], "each once, in order"
+        headers = dict(dead.found[5][0].headers())
+        assert headers["raftmq-given-up"] == b"its target was gone"
+        assert headers["raftmq-attempt"] == b"2"
+        # With a target there again, it is delivered to.
+        admin.create_topic("cards.read", 1, 3)
+    sender.send("", "again", {})
+    sender.finish()
+    Receiver(cluster.bootstrap, "cards.read", 1).read_until("again")
+    assert not _reads(dead, 252)
+
+
+def _reads(receiver: Receiver, count: int) -> bool:
+    while (message := receiver.consumer.poll(0.2)) is not None:
+        assert message.error() is None
+        receiver.found.append((message, 0.0))
+    return len(receiver.found) >= count

@@ -141,7 +141,7 @@ def test_appends_of_a_delay_topic_are_stamped_by_a_time_that_never_falls() -> No
 def test_while_the_time_is_unknown_producers_come_again() -> None:
     bench, _ = delay_bench(None)
     code = code_of(bench.partition.append(delayed(), ACKS_ALL, 1_000))
-    assert code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert code is ErrorCode.NOT_ENOUGH_REPLICAS
 
 
 @pytest.mark.parametrize(

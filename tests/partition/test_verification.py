@@ -39,6 +39,7 @@ class Transactions:
 
     def __init__(self) -> None:
         self.is_offered = True
+        self.may_wait = False
         self.verdicts: dict[int, Verdict] = {}
         self.asked: list[Asked] = []
 
@@ -456,3 +457,42 @@ def test_an_orphan_that_this_leader_took_is_ended_too() -> None:
     assert bench.stored == [b"a"], "an end of an earlier transaction does not"
     bench.end(seq=WHATEVER_SEQ)
     assert bench.stored == [b"a", b"end"]
+
+
+def test_a_delay_topic_takes_transactions_from_a_level_on_and_nothing_is_called_back_in_one() -> (
+    None
+):
+    bench = Bench(PartitionSettings.from_configs({"raftmq.delivers.to": "orders"}))
+    bench.partition._delay_ms = lambda: 5_000
+
+    def code(sequence: int, *headers: tuple[str, bytes]) -> ErrorCode:
+        batch = build_batch(
+            [NewRecord(b"k", b"v", None, headers)],
+            timestamp=0,
+            producer_id=PID,
+            producer_epoch=0,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        found = bench.partition.append(memoryview(batch), 1, TIMEOUT_MS, 13)
+        assert isinstance(found, AppendResult)
+        return found.code
+
+    later = ("deliver-after", b"1s")
+    assert code(0, later) is ErrorCode.INVALID_RECORD
+    bench.transactions.may_wait = True
+    assert code(0, ("deliver-at", b"never")) is ErrorCode.INVALID_RECORD
+    assert code(0, ("deliver-mode", b"replace")) is ErrorCode.INVALID_RECORD
+    assert code(0, later) is ErrorCode.NONE
+    decided = Decided(
+        producer_id=ProducerId(PID), producer_epoch=0, txn_seq=1, is_commit=True, protocol=1
+    )
+    bench.partition._delay_ms = lambda: None
+    ended = bench.partition.end_transaction(decided)
+    assert isinstance(ended.error, KafkaError)
+    assert ended.error.code is ErrorCode.NOT_ENOUGH_REPLICAS, "asked for again, by who leads"
+    bench.partition._delay_ms = lambda: 4_000
+    bench.partition.end_transaction(decided)
+    *_, marker = bench.replica.log.headers(Offset(0), bench.replica.log_end_offset)
+    assert marker.is_control
+    assert marker.max_timestamp == 5_000, "the time of a delay topic never falls"

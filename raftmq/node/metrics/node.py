@@ -134,6 +134,11 @@ counter(
     "Attempts to deliver that were not answered with success, and are repeated",
     lambda node: node.partitions.delays.sends_failed_count,
 )
+counter(
+    "raftmq_delays_given_up_total",
+    "Records that are dead because their target was gone for raftmq.delivery.giveup.ms",
+    lambda node: node.partitions.delays.given_up_count,
+)
 
 # ---- transactions ----
 
