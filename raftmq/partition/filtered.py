@@ -465,7 +465,8 @@ class FilteredPartition(Partition):
                 return False
         if len(batch) > found.left and not found.must:
             return False
-        found.add_batch(batch)
+        if batch:
+            found.add_batch(batch)
         return True
 
     def _rebuild_job(

@@ -85,7 +85,7 @@ class JudgeJob:
             try:
                 judged = judge(batch, self.condition)
                 if judged.kind is Kind.MIXED and self.rebuilds:
-                    self.rebuilt.append((header.base_offset, keep_matches(batch, self.condition)))
+                    self.rebuilt.append((header.base_offset, kept(batch, self.condition)))
             except KafkaError:
                 self.unreadable.append(header.base_offset)
                 judged = NOTHING
@@ -106,7 +106,7 @@ class RebuildJob:
 
     Attributes:
         wanted: their base offsets.
-        rebuilt: base offset and bytes of each.
+        rebuilt: base offset and bytes of each; none where nothing can be shown of it.
     """
 
     spans: Sequence[Span]
@@ -119,12 +119,12 @@ class RebuildJob:
 
         Raises:
             DiskError: the device failed.
-            CorruptBatchError: one that could be opened before cannot now.
+            CorruptBatchError: the spans are no batches.
         """
         for span in self.spans:
             for header, batch in split_batches(span.file.pread(span.size, span.position)):
                 if header.base_offset in self.wanted:
-                    self.rebuilt.append((header.base_offset, keep_matches(batch, self.condition)))
+                    self.rebuilt.append((header.base_offset, kept(batch, self.condition)))
 
 
 @define(slots=True, eq=False)
@@ -148,20 +148,29 @@ class TimeJob:
 
         Raises:
             DiskError: the device failed.
-            CorruptBatchError: it could be opened before and cannot now.
+            CorruptBatchError: the spans are no batches.
         """
         for span in self.spans:
             for header, batch in split_batches(span.file.pread(span.size, span.position)):
                 is_meant = header.base_offset == self.base_offset
                 if is_meant and header.max_timestamp >= self.timestamp_ms:
-                    self._look(header, keep_matches(batch, self.condition))
+                    self._look(header, kept(batch, self.condition))
 
     def _look(self, header: BatchHeader, matches: Buffer) -> None:
-        for record in read_records(matches):
+        for record in read_records(matches) if matches else ():
             if record.offset >= self.start and record.timestamp >= self.timestamp_ms:
                 stamp = min(record.timestamp, TIMESTAMP_MAX)
                 self.found = stamp, record.offset, header.leader_epoch
                 return
+
+
+def kept(batch: Buffer, condition: Condition) -> Buffer:
+    """A batch of the matches in one that has some; nothing where it can be judged, but breaks its
+    format further on, so that no reader could use it."""
+    try:
+        return keep_matches(batch, condition)
+    except KafkaError:
+        return b""
 
 
 Key: TypeAlias = tuple[object, int]

@@ -31,7 +31,7 @@ from raftmq.records import (
 from raftmq.types import Buffer, Offset, TopicId, TopicPartition
 from raftmq.views.batches import Judged, Kind, judge
 from raftmq.views.conditions import parse_condition
-from raftmq.views.filling import JudgeJob, RebuildJob, RebuiltBatches
+from raftmq.views.filling import JudgeJob, RebuildJob, RebuiltBatches, kept
 from raftmq.views.index import ViewIndex
 from tests.partition.fake_replica import Bench
 
@@ -399,6 +399,16 @@ def test_a_made_batch_is_kept_for_others_and_made_before_for_who_waits() -> None
     viewed.commit()
     viewed.examine(rebuilds=True)
     assert viewed.view.read(Offset(2), 1 << 20, may_wait=False).pieces
+
+
+def test_a_batch_of_which_nothing_can_be_kept_is_passed_over() -> None:
+    viewed = Viewed().load()
+    viewed.put("ax")
+    viewed.put("xa")
+    viewed.commit()
+    viewed.examine()
+    viewed.rebuilt.put(viewed.view.group, [(0, kept(b"no batch", TAGGED))])
+    assert viewed.read_all() == [2]
 
 
 def test_one_that_may_wait_makes_one_batch_itself() -> None:
