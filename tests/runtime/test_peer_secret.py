@@ -19,7 +19,7 @@ from crc32c import crc32c
 from structlog.testing import capture_logs
 
 from raftmq.config import ConfigError, NodeConfig
-from raftmq.runtime import peer_secret
+from raftmq.runtime import peer_links, peer_secret
 from raftmq.runtime.peer_hello import PEER_FORMATS, Hello
 from raftmq.runtime.peer_links import KIND_RAFT
 from raftmq.runtime.peer_proofs import NUMBER_BYTES, PROOF_BYTES, StreamProofs
@@ -269,6 +269,31 @@ async def test_what_was_said_on_one_connection_opens_no_other(tmp_path: Path) ->
         assert await again.heard() in (REFUSED, b"")
         await node.until(lambda: node.links.refusals["secret"] == 1)
     assert len(node.frames) == len(node.identities) == 1
+
+
+async def test_who_proves_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_links, "HELLO_TIMEOUT_S", 0.3)
+    node = secure(tmp_path, 2)
+    async with running(node):
+        stranger = await Stranger.dial(node)
+        await send_all(stranger.sock, stranger.number)  # and no proof
+        assert await stranger.heard() == b""
+        await node.until(lambda: node.links.refusals["deadline"] == 1)
+
+
+async def test_those_who_prove_nothing_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where their handshakes of TLS are over."""
+    monkeypatch.setattr(peer_links, "HALF_OPEN_MAX", 4)
+    a, b = secure(tmp_path, 1), secure(tmp_path, 2)
+    async with running(a, b):
+        silent = [await Stranger.dial(a) for _ in range(12)]
+        await a.until(lambda: a.links.refusals["limit"] == 8)
+        introduce(a, b)
+        await connected(a, b)
+        for stranger in silent:
+            stranger.sock.close()
 
 
 # ---- who is dialled ----
