@@ -612,7 +612,7 @@ CERTIFICATES: Final = Metric(
     "raftmq_certificate_expires_timestamp_seconds",
     "gauge",
     "When the first certificate of a listener's chain ceases to be valid, in Unix time; also of "
-    "peer_listener and admin_listener, where they speak TLS",
+    "peer_listener and admin_listener, where they have certificates of files",
     ("listener",),
 )
 AUTHENTICATIONS: Final = Metric(
