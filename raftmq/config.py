@@ -9,18 +9,41 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import tomllib
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 from attrs import field, frozen
 
-from raftmq.errors import RaftmqError
-from raftmq.principals import DEFAULT_RULES, MappingRuleError, read_mapping_rules
+from raftmq.listeners import (
+    CLIENT_CERTIFICATES,
+    PLAINTEXT,
+    PROTOCOLS,
+    SERVED_PROTOCOLS,
+    Address,
+    ClientListener,
+    ConfigError,
+    check_listener,
+    read_listener,
+)
+
+__all__ = [
+    "CLIENT_CERTIFICATES",
+    "PLAINTEXT",
+    "PROTOCOLS",
+    "SERVED_PROTOCOLS",
+    "Address",
+    "ClientListener",
+    "ConfigError",
+    "NodeConfig",
+    "PeerAddress",
+    "connections_per_ip",
+    "documented_keys",
+    "load_config",
+]
 
 ENVIRONMENT_PREFIX: Final = "RAFTMQ_"
 METADATA_ENGINES: Final = ("raft", "pysyncobj")
@@ -35,19 +58,15 @@ BY_RULES: Final = "acl"
 LOG_FORMATS: Final = ("console", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")
-PLAINTEXT: Final = "PLAINTEXT"
-"""The name of the listener that `client_listener` is."""
-PROTOCOLS: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-"""Kafka's names of what a listener speaks."""
 SASL_PLAIN: Final = "PLAIN"
-SASL_MECHANISMS: Final = (SASL_PLAIN, "SCRAM-SHA-256", "SCRAM-SHA-512")
+SASL_OAUTHBEARER: Final = "OAUTHBEARER"
+SASL_MECHANISMS: Final = (SASL_PLAIN, "SCRAM-SHA-256", "SCRAM-SHA-512", SASL_OAUTHBEARER)
 """By which clients can authenticate."""
-SERVED_PROTOCOLS: Final = PROTOCOLS
-"""Those that this version can speak."""
-CLIENT_CERTIFICATES: Final = ("off", "wanted", "required")
-"""Whether clients of a listener show certificates: none are asked for; those that are shown must
-be trusted; nobody comes in without one."""
-_LISTENER_NAME: Final = re.compile(r"[A-Z0-9_-]{1,32}")
+OAUTH_ALGORITHMS: Final = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+"""By which tokens can be signed: with a key of two halves, all of them."""
 
 NOT_NODE_VARIABLES: Final = frozenset(
     {"RAFTMQ_BOOTSTRAP", "RAFTMQ_FAULTS", "RAFTMQ_CONFIG", "RAFTMQ_SEED", "RAFTMQ_REWRITE"}
@@ -56,41 +75,6 @@ NOT_NODE_VARIABLES: Final = frozenset(
     | {"RAFTMQ_RAFT_SEEDS", "RAFTMQ_RAFT_STEPS"}
 )
 """Variables of that prefix which are for other commands, or for the tests."""
-
-
-class ConfigError(RaftmqError):
-    """A configuration that cannot be used; the message names the key and what it wants."""
-
-
-@frozen(slots=True)
-class Address:
-    """A TCP address, `host:port`; an IPv6 host stands in brackets."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """True when only this machine reaches it."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read `host:port`.
-
-        Raises:
-            ConfigError: not of that form.
-        """
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"{text!r} is not host:port, such as 127.0.0.1:9092")
-        return cls(host.strip("[]"), int(port))
 
 
 @frozen(slots=True)
@@ -103,53 +87,6 @@ class PeerAddress:
 
     def __str__(self) -> str:
         return f"{self.id}@{self.host}:{self.port}"
-
-
-@frozen(slots=True, kw_only=True)
-class ClientListener:
-    """One port for clients: a table `[listeners.NAME]` of a node's file.
-
-    Attributes:
-        name: in capitals; clients that come by it are told addresses of this name alone.
-        address: where it listens.
-        advertised: the address that clients are told; None: `address`.
-        protocol: one of `PROTOCOLS`.
-        certificate_file: PEM, the node's certificate and those between it and the CA.
-        key_file: PEM, its private key.
-        key_password_file: what that key is encrypted with; None: it is not.
-        client_certificates: one of `CLIENT_CERTIFICATES`.
-        client_ca_file: PEM, the CAs whose clients are trusted.
-        principal_mapping_rules: how a certificate's subject becomes a client's name.
-    """
-
-    name: str
-    address: Address
-    advertised: Address | None = None
-    protocol: str = PLAINTEXT
-    certificate_file: Path | None = None
-    key_file: Path | None = None
-    key_password_file: Path | None = None
-    client_certificates: str = "off"
-    client_ca_file: Path | None = None
-    principal_mapping_rules: str = DEFAULT_RULES
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.protocol}://{self.address}"
-
-    @property
-    def told_address(self) -> Address:
-        """The address that clients are told."""
-        return self.advertised or self.address
-
-    @property
-    def has_tls(self) -> bool:
-        """True when every byte of it is encrypted."""
-        return self.protocol.endswith("SSL")
-
-    @property
-    def has_sasl(self) -> bool:
-        """True when its clients authenticate by SASL."""
-        return self.protocol.startswith("SASL_")
 
 
 def _key(doc: str, **kwargs: Any) -> Any:
@@ -183,16 +120,57 @@ class NodeConfig:
     )
     sasl_mechanisms: str = _key(
         "How clients of listeners with SASL may authenticate (sasl.enabled.mechanisms): some of "
-        "SCRAM-SHA-512, SCRAM-SHA-256 and PLAIN, with commas between.",
+        "SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER, with commas between.",
         default="SCRAM-SHA-512,SCRAM-SHA-256",
     )
     sasl_plain_without_tls: bool = _key(
-        "Offer PLAIN, which says the password itself, also where nothing is encrypted.",
+        "Offer PLAIN, which says the password itself, and OAUTHBEARER, which says the token, also "
+        "where nothing is encrypted.",
         default=False,
     )
     sasl_session_ms_max: int = _key(
         "A client has to authenticate again after so long (connections.max.reauth.ms); 0: never.",
         default=0,
+    )
+    oauth_jwks_url: str | None = _key(
+        "OAUTHBEARER: where the issuer shows its public keys (sasl.oauthbearer.jwks.endpoint.url), "
+        "by https; by http on the loopback alone, or with `insecure`.",
+        default=None,
+    )
+    oauth_jwks_file: Path | None = _key(
+        "OAUTHBEARER: or a file with these keys, a JWK set.", default=None
+    )
+    oauth_jwks_ca_file: Path | None = _key(
+        "OAUTHBEARER: PEM, the CAs that oauth_jwks_url is trusted by; unset: the system's.",
+        default=None,
+    )
+    oauth_jwks_refresh_ms: int = _key(
+        "OAUTHBEARER: how often keys are fetched anew (sasl.oauthbearer.jwks.endpoint.refresh.ms), "
+        "besides when a token names an unknown one.",
+        default=3_600_000,
+    )
+    oauth_issuer: str | None = _key(
+        "OAUTHBEARER: who issues tokens, their `iss` (sasl.oauthbearer.expected.issuer).",
+        default=None,
+    )
+    oauth_audience: str | None = _key(
+        "OAUTHBEARER: whom tokens must be for, their `aud`; some, with commas between "
+        "(sasl.oauthbearer.expected.audience).",
+        default=None,
+    )
+    oauth_principal_claim: str = _key(
+        "OAUTHBEARER: the claim that names the principal (sasl.oauthbearer.sub.claim.name).",
+        default="sub",
+    )
+    oauth_algorithms: str = _key(
+        "OAUTHBEARER: how tokens may be signed: some of RS256, RS384, RS512, PS256, PS384, PS512, "
+        "ES256, ES384, ES512 and EdDSA, with commas between.",
+        default="RS256,PS256,ES256,EdDSA",
+    )
+    oauth_clock_skew_s: int = _key(
+        "OAUTHBEARER: how far the issuer's clock and this one may be apart, in seconds "
+        "(sasl.oauthbearer.clock.skew.seconds).",
+        default=30,
     )
     first_user_file: Path | None = _key(
         "A file with NAME:PASSWORD in its first line: a cluster that never had users gets that "
@@ -486,7 +464,26 @@ class NodeConfig:
         """The mechanisms of SASL that a listener offers."""
         words = [word.strip() for word in self.sasl_mechanisms.split(",")]
         is_private = listener.has_tls or self.sasl_plain_without_tls
-        return tuple(word for word in words if word and (word != SASL_PLAIN or is_private))
+        secrets = (SASL_PLAIN, SASL_OAUTHBEARER)
+        return tuple(word for word in words if word and (word not in secrets or is_private))
+
+    @property
+    def takes_tokens(self) -> bool:
+        """True when a listener offers OAUTHBEARER."""
+        return any(
+            listener.has_sasl and SASL_OAUTHBEARER in self.mechanisms_of(listener)
+            for listener in self.client_listeners
+        )
+
+    @property
+    def audiences(self) -> tuple[str, ...]:
+        """Whom tokens may be for."""
+        return tuple(filter(None, map(str.strip, (self.oauth_audience or "").split(","))))
+
+    @property
+    def token_algorithms(self) -> tuple[str, ...]:
+        """How tokens may be signed."""
+        return tuple(filter(None, map(str.strip, self.oauth_algorithms.split(","))))
 
     @property
     def client_address(self) -> Address:
@@ -531,6 +528,12 @@ KAFKA_FILE_KEYS: Final[Mapping[str, str]] = {
     "replica.catchup.bytes.per.s": "replica_catchup_bytes_per_s",
     "replica.lag.time.max.ms": "replica_lag_time_max_ms",
     "sasl.enabled.mechanisms": "sasl_mechanisms",
+    "sasl.oauthbearer.clock.skew.seconds": "oauth_clock_skew_s",
+    "sasl.oauthbearer.expected.audience": "oauth_audience",
+    "sasl.oauthbearer.expected.issuer": "oauth_issuer",
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": "oauth_jwks_refresh_ms",
+    "sasl.oauthbearer.jwks.endpoint.url": "oauth_jwks_url",
+    "sasl.oauthbearer.sub.claim.name": "oauth_principal_claim",
     "socket.request.max.bytes": "request_bytes_max",
 }
 """Kafka's names of settings, and the keys of a node's file that hold them; others: `defaults`."""
@@ -610,6 +613,11 @@ _TEXTS: Final = frozenset(
         "log_format",
         "log_level",
         "sasl_mechanisms",
+        "oauth_algorithms",
+        "oauth_audience",
+        "oauth_issuer",
+        "oauth_jwks_url",
+        "oauth_principal_claim",
     }
 )
 
@@ -725,31 +733,7 @@ def _read_listeners(value: Any) -> tuple[ClientListener, ...]:
         return table
     if not isinstance(table, Mapping):
         raise ConfigError("a table of names, each with an address and a protocol")
-    return tuple(_read_listener(str(name).upper(), row) for name, row in table.items())
-
-
-def _read_listener(name: str, row: Any) -> ClientListener:
-    if not _LISTENER_NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name of a listener: letters, digits, - and _, up to 32")
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{name} is a table with an address and a protocol")
-    known = [attribute.name for attribute in attrs.fields(ClientListener)][1:]
-    values: dict[str, Any] = {}
-    for key, text in row.items():
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{name} takes {', '.join(known)}, not {key!r}{hint}")
-        if key in ("address", "advertised"):
-            values[key] = Address.parse(str(text))
-        elif key.endswith("_file"):
-            values[key] = Path(str(text)).expanduser()
-        else:
-            values[key] = str(text)
-    for key in ("address", "protocol"):
-        if key not in values:
-            raise ConfigError(f"{name}: {key!r} is missing")
-    return ClientListener(name=name, **values)
+    return tuple(read_listener(str(name).upper(), row) for name, row in table.items())
 
 
 def _check_listeners(config: NodeConfig) -> None:
@@ -767,41 +751,51 @@ def _check_listeners(config: NodeConfig) -> None:
             )
     for listener in config.listeners:
         try:
-            _check_listener(listener)
+            check_listener(listener)
             if listener.has_sasl and not config.mechanisms_of(listener):
                 raise ConfigError(
-                    "sasl_mechanisms has none for it; PLAIN wants TLS or sasl_plain_without_tls"
+                    "sasl_mechanisms has none for it; PLAIN and OAUTHBEARER want TLS or "
+                    "sasl_plain_without_tls"
                 )
         except ConfigError as error:
             raise ConfigError(f"key 'listeners': {listener.name}: {error}") from None
 
 
-def _check_listener(listener: ClientListener) -> None:
-    if listener.protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol is one of {', '.join(PROTOCOLS)}, not {listener.protocol!r}")
-    if listener.protocol not in SERVED_PROTOCOLS:
-        raise ConfigError(f"protocol {listener.protocol} cannot be served by this version")
-    if listener.client_certificates not in CLIENT_CERTIFICATES:
-        raise ConfigError(f"client_certificates is one of {', '.join(CLIENT_CERTIFICATES)}")
-    files = [name for name in attrs.fields_dict(ClientListener) if name.endswith("_file")]
+def _check_oauth(config: NodeConfig) -> None:
+    if not config.takes_tokens:
+        return  # the keys may be set already
+    url = config.oauth_jwks_url
+    if (url is None) == (config.oauth_jwks_file is None):
+        raise ConfigError("key 'oauth_jwks_url': OAUTHBEARER needs it, or oauth_jwks_file")
+    if not config.oauth_issuer:
+        raise ConfigError("key 'oauth_issuer': OAUTHBEARER needs it")
+    if not config.audiences:
+        raise ConfigError("key 'oauth_audience': OAUTHBEARER needs it")
+    if not config.oauth_principal_claim:
+        raise ConfigError("key 'oauth_principal_claim': must not be empty")
+    for word in config.token_algorithms:
+        if word not in OAUTH_ALGORITHMS:
+            known = ", ".join(OAUTH_ALGORITHMS)
+            raise ConfigError(f"key 'oauth_algorithms': some of {known}, not {word!r}")
+    if not config.token_algorithms:
+        raise ConfigError("key 'oauth_algorithms': must not be empty")
+    if url is not None:
+        _check_jwks_url(url, may_be_plain=config.insecure)
+
+
+def _check_jwks_url(text: str, *, may_be_plain: bool) -> None:
     try:
-        read_mapping_rules(listener.principal_mapping_rules)
-    except MappingRuleError as error:
-        raise ConfigError(f"principal_mapping_rules: {error}") from None
-    if listener.principal_mapping_rules != DEFAULT_RULES and listener.client_certificates == "off":
-        raise ConfigError("principal_mapping_rules goes with client_certificates")
-    if not listener.has_tls:
-        for name in files:
-            if getattr(listener, name) is not None:
-                raise ConfigError(f"{name}: protocol {listener.protocol} has no certificates")
-        if listener.client_certificates != "off":
-            raise ConfigError(f"client_certificates: {listener.protocol} has none")
-        return
-    for name in ("certificate_file", "key_file"):
-        if getattr(listener, name) is None:
-            raise ConfigError(f"protocol {listener.protocol} needs {name}")
-    if (listener.client_ca_file is None) != (listener.client_certificates == "off"):
-        raise ConfigError("client_ca_file goes with client_certificates 'wanted' or 'required'")
+        url = urlsplit(text)
+        host = Address(url.hostname or "", url.port or 0)
+    except ValueError as error:
+        raise ConfigError(f"key 'oauth_jwks_url': {text!r}: {error}") from None
+    if url.scheme not in ("http", "https") or not host.host or url.username is not None:
+        raise ConfigError(f"key 'oauth_jwks_url': {text!r} is not https://HOST/PATH")
+    if url.scheme == "http" and not (host.is_loopback or may_be_plain):
+        raise ConfigError(
+            f"key 'oauth_jwks_url': {text!r}: keys that come by http are anybody's; https, or "
+            "insecure = true"
+        )
 
 
 _POSITIVE: Final = (
@@ -822,6 +816,7 @@ _POSITIVE: Final = (
     "broker_session_ms",
     "broker_heartbeat_ms",
     "shutdown_timeout_ms",
+    "oauth_jwks_refresh_ms",
     "replica_moves_max",
     "metrics_partitions_max",
     "metrics_groups_max",
@@ -857,6 +852,7 @@ def _check(config: NodeConfig) -> None:
             raise ConfigError(f"key {attribute.name!r}: must not be negative")
     connections_per_ip(config.connections_per_ip_overrides)
     _check_listeners(config)
+    _check_oauth(config)
     _check_told(config)
 
 

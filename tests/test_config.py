@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from raftmq.config import (
     Address,
     ClientListener,
     ConfigError,
+    NodeConfig,
     PeerAddress,
     documented_keys,
     load_config,
@@ -296,3 +298,56 @@ def test_a_peer_port_that_strangers_may_reach(host: str, mode: str, is_open: boo
     assert load_config(text).has_open_peer_port is is_open
     secret = text.replace(files, "cluster_secret_file = 's'\n")
     assert load_config(secret).has_open_peer_port is is_open
+
+
+OAUTH: dict[str, Any] = {
+    "sasl_mechanisms": "OAUTHBEARER",
+    "sasl_plain_without_tls": True,
+    "oauth_issuer": "https://issuer.example",
+    "oauth_audience": "kafka, other",
+    "oauth_jwks_url": "https://issuer.example/keys",
+    "listeners": (
+        ClientListener(name="S", address=Address("127.0.0.1", 1), protocol="SASL_PLAINTEXT"),
+    ),
+}
+
+
+def test_tokens() -> None:
+    config = NodeConfig(node_id=1, data=Path("d"), **OAUTH)
+    assert config.takes_tokens
+    assert config.audiences == ("kafka", "other")
+    assert config.token_algorithms == ("RS256", "PS256", "ES256", "EdDSA")
+    assert config.kafka_settings["sasl.oauthbearer.expected.issuer"] == "https://issuer.example"
+    for url in ("http://localhost:8080/keys", "http://[::1]/keys", "http://127.1.2.3/"):
+        assert NodeConfig(node_id=1, data=Path("d"), **{**OAUTH, "oauth_jwks_url": url})
+    plain = {**OAUTH, "oauth_jwks_url": "http://issuer.example/", "insecure": True}
+    assert NodeConfig(node_id=1, data=Path("d"), **plain).takes_tokens
+    off = {**OAUTH, "sasl_mechanisms": "PLAIN", "oauth_issuer": None}
+    assert not NodeConfig(node_id=1, data=Path("d"), **off).takes_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"oauth_jwks_url": None},
+            "OAUTHBEARER needs it, or oauth_jwks_file",
+        ),
+        ({"oauth_jwks_file": Path("x")}, "key 'oauth_jwks_url': OAUTHBEARER needs it, or"),
+        ({"oauth_issuer": None}, "key 'oauth_issuer': OAUTHBEARER needs it"),
+        ({"oauth_audience": " , "}, "key 'oauth_audience': OAUTHBEARER needs it"),
+        ({"oauth_principal_claim": ""}, "key 'oauth_principal_claim'"),
+        ({"oauth_algorithms": "RS256,HS256"}, "key 'oauth_algorithms': some of .*, not 'HS256'"),
+        ({"oauth_algorithms": "none"}, "not 'none'"),
+        ({"oauth_algorithms": ""}, "key 'oauth_algorithms': must not be empty"),
+        ({"oauth_jwks_url": "http://issuer.example/"}, "keys that come by http are anybody's"),
+        ({"oauth_jwks_url": "ftp://issuer.example/"}, "is not https://HOST/PATH"),
+        ({"oauth_jwks_url": "https://u:p@issuer.example/"}, "is not https://HOST/PATH"),
+        ({"oauth_jwks_url": "https:///x"}, "is not https://HOST/PATH"),
+        ({"oauth_jwks_url": "https://h:port/"}, "key 'oauth_jwks_url'"),
+        ({"sasl_plain_without_tls": False}, "PLAIN and OAUTHBEARER want TLS"),
+    ],
+)
+def test_refusals_about_tokens(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        NodeConfig(node_id=1, data=Path("d"), **{**OAUTH, **change})

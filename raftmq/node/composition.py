@@ -61,6 +61,9 @@ from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.peer_links import KIND_FORMATION
 from raftmq.runtime.peer_secret import SecretTls
 from raftmq.runtime.peer_tls import PeerTls
+from raftmq.runtime.token_keys import TokenKeys
+from raftmq.sasl.oauthbearer import MECHANISM as OAUTHBEARER
+from raftmq.sasl.oauthbearer import Verify
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.authentication import Authenticator, SaslSettings
 from raftmq.server.kafka.broker import Broker
@@ -168,6 +171,8 @@ class NodeCore:
         """Those between nodes; None where their streams are not protected."""
         self.admin_tls: ServerTls | None = None
         """Those of the admin port; None where it speaks plain HTTP."""
+        self.token_keys: TokenKeys | None = None
+        """The keys of whoever issues tokens; None where no listener takes any."""
 
     def compose(self, environment: Environment, journal: HardStateJournal) -> None:
         """Make all parts; nothing runs yet."""
@@ -386,9 +391,10 @@ class NodeCore:
 
     def _authenticator(self, listener: ClientListener, environment: Environment) -> Authenticator:
         config = self.config
+        mechanisms = config.mechanisms_of(listener)
         authenticator = Authenticator(
             SaslSettings(
-                mechanisms=config.mechanisms_of(listener),
+                mechanisms=mechanisms,
                 session_ms_max=config.sasl_session_ms_max,
                 failure_delay_ms=config.sasl_failure_delay_ms,
                 timeout_ms=config.request_receive_timeout_ms,
@@ -399,9 +405,14 @@ class NodeCore:
             clock=self.plane.clock,
             counts=self.broker.metrics,
             audit=self.audit,
+            verify=None if OAUTHBEARER not in mechanisms else self._judge(),
         )
         self.engine.on_image(authenticator.image_changed)
         return authenticator
+
+    def _judge(self) -> Verify:
+        assert self.token_keys is not None, "made with the node, where a listener takes tokens"
+        return self.token_keys.verify
 
     def _role_changed(self, name: TopicPartition, watch: RoleWatch, soft: SoftState) -> None:
         self.events.replica_changed(name, watch, soft)  # made after the partitions

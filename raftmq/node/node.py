@@ -39,6 +39,7 @@ from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.peer_secret import peer_guard
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
+from raftmq.runtime.token_keys import TokenKeys
 from raftmq.server.admin.access import Access
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
@@ -103,6 +104,7 @@ class Node(NodeCore):
         files = admin_files(config)
         self.admin_tls = None if files is None else ServerTls(self.access.name, files)
         self._first_user = None if path is None else read_first_user(path)
+        self.token_keys = TokenKeys(config) if config.takes_tokens else None
         self.audit_file = None if config.audit_file is None else AuditFile(config.audit_file)
         self._must_reload = trio.Event()
         self._stopping = trio.Event()
@@ -330,6 +332,8 @@ class Node(NodeCore):
         """Load them when they change, or when asked to; connections that are open stay."""
         watched: list[Watched] = [*self.tls.values()]
         watched += [one for one in (self.peer_tls, self.admin_tls) if one is not None]
+        if self.token_keys is not None:
+            watched.append(self.token_keys)
         if self.access.is_guarded:
             watched.append(self.access)
         while watched:

@@ -193,7 +193,10 @@ def grow_descriptor_table(limit: int) -> None:
 async def _run(config: NodeConfig, listeners: Listeners, on_ready: Callable[[], None]) -> int:
     wanted = [signal.SIGTERM, signal.SIGINT]
     has_files = config.peer_tls != PEER_TLS_OFF or bool(
-        config.admin_token_file or config.admin_certificate_file or config.audit_file
+        config.admin_token_file
+        or config.admin_certificate_file
+        or config.audit_file
+        or config.takes_tokens
     )
     if has_files or any(listener.has_tls for listener in config.client_listeners):
         wanted.append(signal.SIGHUP)  # else there is nothing to load anew, and it ends the process

@@ -43,12 +43,17 @@ class AuthenticationFailedError(RaftmqError):
 class Answer:
     """What the server says next; with a `user` the exchange is complete, and that one is there.
 
-    `expires_ms`: when the proof ends, by the wall clock; None where it does not.
+    Attributes:
+        expires_ms: when the proof ends, by the wall clock; None where it does not.
+        failure: the exchange failed, and the client has to acknowledge this answer before it ends.
+        is_of_this_cluster: the user is one of the cluster's own table.
     """
 
     token: bytes
     user: str | None = None
     expires_ms: int | None = None
+    failure: AuthenticationFailedError | None = None
+    is_of_this_cluster: bool = True
 
 
 Step = Answer | Callable[[], Answer]

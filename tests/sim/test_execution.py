@@ -31,6 +31,7 @@ LEFT_OUT = {
     "tls.py": "encrypted bytes of connections, and none is simulated",
     "secret_file.py": "a file of the operator, read by what is left out here",
     "sasl/exchange.py": "who a client is; simulated ones are anonymous, and everybody may do all",
+    "sasl/oauthbearer.py": "as above",
     "sasl/plain.py": "as above",
     "sasl/scram.py": "as above",
     "metadata/credentials.py": "as above",

@@ -43,6 +43,8 @@ from raftmq.sasl.exchange import (
     Exchange,
     Step,
 )
+from raftmq.sasl.oauthbearer import MECHANISM as OAUTHBEARER
+from raftmq.sasl.oauthbearer import OAuthBearerExchange, Verify
 from raftmq.sasl.plain import PlainExchange
 from raftmq.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange, ScramMechanism
 from raftmq.server.audit import Audit, AuditOutcome, Who
@@ -51,7 +53,7 @@ from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.work import then
 
 PLAIN: Final = "PLAIN"
-MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
+MECHANISMS: Final = (PLAIN, OAUTHBEARER, *SCRAM_MECHANISMS)
 """All that can be switched on."""
 REAUTHENTICATE_AGAIN_MS: Final = 1_000
 """A client authenticates again once in so long at most (as in Kafka)."""
@@ -111,9 +113,15 @@ class Authenticator:
         clock: Clock,
         counts: ServerCounts,
         audit: Audit,
+        verify: Verify | None = None,
         make_nonce: Callable[[], str] = partial(secrets.token_urlsafe, NONCE_BYTES),
     ) -> None:
+        """`verify` judges tokens of OAUTHBEARER, in a worker; None where it is not offered."""
+        assert (verify is not None) == (OAUTHBEARER in settings.mechanisms), (
+            "one goes with the other"
+        )
         self.settings = settings
+        self._verify = verify
         self.deadlines = deadlines
         self.clock = clock
         self.counts = counts
@@ -131,6 +139,9 @@ class Authenticator:
         secret = self._users().secret or self._secret
         if mechanism == PLAIN:
             return PlainExchange(self._find, secret)
+        if mechanism == OAUTHBEARER:
+            assert self._verify is not None, "checked when it was made"
+            return OAuthBearerExchange(self._verify)
         scram = SCRAM_MECHANISMS[mechanism]
         return ScramExchange(scram, self._find, secret, self._make_nonce())
 
@@ -187,7 +198,7 @@ class Authenticator:
         if not gone:
             return
         for session in list(self._sessions.values()):
-            if session.user in gone:
+            if session.user in gone and session.is_of_this_cluster:
                 _log.info("session ended: its user was deleted", peer=session.peer)
                 session.end()
 
@@ -236,9 +247,11 @@ class Authentication:
         "_gives_up_ms",
         "_is_bare",
         "_is_over",
+        "_is_told",
         "_mechanism",
         "_reauthenticated_ms",
         "has_failed",
+        "is_of_this_cluster",
         "state",
         "user",
     )
@@ -252,9 +265,12 @@ class Authentication:
         self._gives_up_ms = authenticator.clock.monotonic_ms() + settings.timeout_ms
         self._is_bare = False
         self._is_over = False
+        self._is_told = False  # of the failure that the client has to acknowledge yet
         self._mechanism = ""
         self._reauthenticated_ms = 0.0
         self.has_failed = False
+        self.is_of_this_cluster = True
+        """False where another service said who the user is."""
         self.state = AuthenticationState.HANDSHAKE
         self.user: str | None = None
         """The one that was proved first; it stays the same."""
@@ -410,6 +426,9 @@ class Authentication:
 
     def _take(self, answer: Answer) -> _Said:
         if answer.user is None:
+            if answer.failure is not None:
+                self._tell_failure(answer.failure)  # whoever hangs up now was told nothing more
+                self._is_told = True
             self._become(
                 AuthenticationState.BARE_EXCHANGE if self._is_bare else AuthenticationState.EXCHANGE
             )
@@ -422,7 +441,8 @@ class Authentication:
                 told="Cannot change principals during re-authentication from "
                 f"User.{self.user}: User.{answer.user}",
             )
-        if not self._authenticator.has(answer.user):
+        self.is_of_this_cluster = answer.is_of_this_cluster
+        if self.is_of_this_cluster and not self._authenticator.has(answer.user):
             raise AuthenticationFailedError("the user was deleted meanwhile", answer.user)
         lifetime_ms = self._lifetime_ms(answer)
         now_ms = self._authenticator.clock.monotonic_ms()
@@ -447,6 +467,16 @@ class Authentication:
         return min(lifetimes, default=None)
 
     def _failed(self, error: AuthenticationFailedError) -> Promise[_Said]:
+        if not self._is_told:
+            self._tell_failure(error)
+        kind = "authentication" if self.user is None else "re-authentication"
+        told = error.told or (
+            f"Authentication failed during {kind} due to invalid credentials with SASL mechanism "
+            f"{self._mechanism}"
+        )
+        return self._later(_Said(failure=told))
+
+    def _tell_failure(self, error: AuthenticationFailedError) -> None:
         self._count(self._mechanism, "failed")
         _log.warning(
             "authentication failed",
@@ -457,12 +487,6 @@ class Authentication:
         )
         is_again = self.user is not None
         self._tell(AuditOutcome.FAILED, error.user, error.reason, is_again=is_again)
-        kind = "re-authentication" if is_again else "authentication"
-        told = error.told or (
-            f"Authentication failed during {kind} due to invalid credentials with SASL mechanism "
-            f"{self._mechanism}"
-        )
-        return self._later(_Said(failure=told))
 
     def _later(self, answer: Any) -> Promise[Any]:
         """An answer after the delay, with which the connection ends."""

@@ -14,6 +14,7 @@ from raftmq.metadata.image import EMPTY_IMAGE, UsersImage
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
+from raftmq.sasl.oauthbearer import InvalidTokenError, VerifiedToken
 from raftmq.sasl.scram import SCRAM_SHA_256, credential_of, salted_password
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.authentication import (
@@ -26,6 +27,7 @@ from raftmq.server.kafka.authentication import (
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq_client import Scram
+from tests.sasl.tokens import message
 from tests.server.auditing import Lines
 
 DELAY_MS = 100
@@ -113,10 +115,27 @@ class Stage:
             clock=self.clock,  # type: ignore[arg-type]
             counts=self.counts,
             audit=Audit(self.lines, self.clock, cluster="cluster", node=1),  # type: ignore[arg-type]
+            verify=self.verify if "OAUTHBEARER" in chosen["mechanisms"] else None,
             make_nonce=lambda: "server",
         )
         self.connection = FakeConnection()
         self.sasl = Authentication(self.authenticator, self.connection)
+
+    def verify(self, token: str) -> VerifiedToken:
+        """Tokens are names, and live for a minute."""
+        if token == "evil":
+            raise InvalidTokenError("a wrong signature")
+        return VerifiedToken(token, self.clock.wall_ms() + 60_000)
+
+    def bear(self, token: str) -> Any:
+        """Present a token."""
+        handshake = self.sasl.handshake(1, "OAUTHBEARER")
+        assert isinstance(handshake, dict)
+        assert handshake["error_code"] == ErrorCode.NONE
+        answer = self.sasl.authenticate(message(token))
+        self.workers.work()
+        assert isinstance(answer, Promise)
+        return answer
 
     def wait(self, ms: float) -> None:
         self.clock.now_ms += ms
@@ -185,6 +204,79 @@ def test_a_failure_is_answered_after_a_delay_and_ends_the_connection(user: str) 
     assert stage.connection.caller.principal == "User:ANONYMOUS"
     assert all(refused(stage, api) for api in ApiKey)
     assert stage.counts.authentications == {("SCRAM-SHA-256", "failed"): 1}
+
+
+BEARER = {"mechanisms": ("OAUTHBEARER", "SCRAM-SHA-256")}
+
+
+def test_a_session_ends_with_its_token() -> None:
+    stage = Stage(**BEARER)
+    assert stage.bear("carol").result() == {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "auth_bytes": b"",
+        "session_lifetime": 60_000,
+    }
+    assert stage.connection.caller.principal == "User:carol", "no user of the cluster's own"
+    stage.wait(59_000)
+    assert not refused(stage, ApiKey.FETCH)
+    assert stage.bear("carol").result()["session_lifetime"] == 60_000, "KIP-368"
+    stage.wait(59_999)
+    assert not refused(stage, ApiKey.FETCH)
+    stage.wait(1)
+    assert refused(stage, ApiKey.FETCH)
+    outcomes = {("OAUTHBEARER", "done"): 1, ("OAUTHBEARER", "again"): 1}
+    assert stage.counts.authentications == {**outcomes, ("OAUTHBEARER", "expired"): 1}
+
+
+def test_a_session_ends_earlier_where_the_node_says_so() -> None:
+    stage = Stage(**BEARER, session_ms_max=10_000)
+    assert stage.bear("carol").result()["session_lifetime"] == 10_000
+
+
+def test_a_token_that_is_not_believed_is_told_by_json_and_then_by_a_failure() -> None:
+    stage = Stage(**BEARER)
+    said = b'{"status": "invalid_token"}'
+    first = stage.bear("evil").result()
+    assert (first["error_code"], first["auth_bytes"]) == (ErrorCode.NONE, said)
+    assert stage.counts.authentications == {("OAUTHBEARER", "failed"): 1}
+    told = [(line["outcome"], line["why"]) for line in stage.lines.read]
+    assert told == [("failed", "a token that is not believed: a wrong signature")]
+    assert [api for api in ApiKey if not refused(stage, api)] == [ApiKey.SASL_AUTHENTICATE]
+    last = stage.sasl.authenticate(b"\x01")
+    assert isinstance(last, Promise)
+    assert stage.connection.is_finished
+    stage.wait(DELAY_MS)
+    assert last.result()["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert last.result()["error_message"] == said.decode()
+    assert len(stage.lines.read) == 1, "one failure is told once"
+    assert stage.counts.authentications == {("OAUTHBEARER", "failed"): 1}
+    assert stage.connection.caller.principal == "User:ANONYMOUS"
+
+
+def test_another_token_is_of_the_same_principal() -> None:
+    stage = Stage(**BEARER)
+    stage.bear("carol")
+    stage.wait(REAUTHENTICATE_AGAIN_MS)
+    answer = stage.bear("dave")
+    stage.wait(DELAY_MS)
+    assert answer.result()["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert "Cannot change principals" in answer.result()["error_message"]
+
+
+def test_users_of_tokens_are_not_those_of_the_table() -> None:
+    stage = Stage(**BEARER)
+    stage.bear("alice")
+    before = evolve(EMPTY_IMAGE, users=USERS)
+    after = evolve(EMPTY_IMAGE, users=users_of(bob="other"))
+    stage.authenticator.image_changed(before, after)
+    assert not stage.connection.is_broken
+    scram = Stage(**BEARER)
+    handshake = scram.sasl.handshake(1, "SCRAM-SHA-256")
+    assert isinstance(handshake, dict)
+    scram.scram()
+    scram.authenticator.image_changed(before, after)
+    assert scram.connection.is_broken
 
 
 def test_what_the_audit_is_told() -> None:
