@@ -349,7 +349,12 @@ class FilteredPartition(Partition):
             code = ErrorCode.OFFSET_OUT_OF_RANGE if is_known else ErrorCode.OFFSET_NOT_AVAILABLE
             return ReadResult(code, end, start)
         if offset > committed_end:
-            return ReadResult(base._code_outside(offset, start, base_end), end, start)
+            code = base._code_outside(offset, start, base_end)
+            told = max(end, offset) if code is ErrorCode.NONE else end
+            return ReadResult(code, told, start, last_stable_offset=told)
+        # Beyond the last match a reader's own position is the end: clients that are told a lower
+        # one never take themselves for being there (librdkafka), or have a lag below zero (Java).
+        end = max(end, offset)
         nothing = ReadResult(ErrorCode.NONE, end, start, last_stable_offset=end)
         if index is None or (bytes_max <= 0 and not at_least_one):
             return nothing
