@@ -6,8 +6,14 @@
     PROGRAM produce BOOTSTRAP TOPIC PARTITION
         reads lines {"key", "value"}, sends each with one producer for all of them, and answers
         {"offset"} or {"error"}, a line for a line
+    PROGRAM group BOOTSTRAP TOPIC GROUP COUNT
+        is a member of a group without others, goes on where that committed (at first from the
+        beginning), prints {"partition", "offset", "key", "value"} of COUNT records, commits them
+        and leaves
+    PROGRAM time BOOTSTRAP TOPIC PARTITION TIMESTAMP
+        prints {"offset"} of the first record whose time is not before that (in ms)
 
-Both end with code 1 and a word on stderr when they cannot go on. The package managers of the
+All end with code 1 and a word on stderr when they cannot go on. The package managers of the
 languages fetch the clients, at versions that Debian's own Go (1.19) and Node.js (18) take; but
 franz-go's transactions (`franz/`) are of its newest version, which needs the newest Go.
 """
@@ -144,7 +150,19 @@ class Program:
         timeout_s: float = CONSUME_TIMEOUT_S,
     ) -> list[dict[str, Any]]:
         """Its records from `offset` up to that at `end - 1`, each with offset, key and value."""
-        words = ("consume", bootstrap, topic, *map(str, (partition, offset, end, fetch_bytes)))
+        words = (bootstrap, topic, *map(str, (partition, offset, end, fetch_bytes)))
+        return self._run("consume", *words, timeout_s=timeout_s)
+
+    def group(self, bootstrap: str, topic: str, group: str, count: int) -> list[dict[str, Any]]:
+        """The next `count` records for a group, each with partition, offset, key and value."""
+        return self._run("group", bootstrap, topic, group, str(count))
+
+    def offset_at(self, bootstrap: str, topic: str, partition: int, timestamp: int) -> int:
+        """The offset of the first record that is not older."""
+        (told,) = self._run("time", bootstrap, topic, str(partition), str(timestamp))
+        return int(told["offset"])
+
+    def _run(self, *words: str, timeout_s: float = CONSUME_TIMEOUT_S) -> list[dict[str, Any]]:
         try:
             done = subprocess.run(
                 [*self._words, *words],

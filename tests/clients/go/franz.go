@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 var franz = client{
@@ -44,5 +46,51 @@ var franz = client{
 			}
 			return done.Offset, nil
 		}, err
+	},
+	group: func(as member, show func(int32, int64, []byte, []byte) bool) error {
+		c, err := kgo.NewClient(
+			kgo.SeedBrokers(as.brokers...),
+			kgo.ConsumerGroup(as.group),
+			kgo.ConsumeTopics(as.topic),
+			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+			kgo.DisableAutoCommit(),
+		)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		var read []*kgo.Record
+		for {
+			fetches := c.PollFetches(context.Background())
+			for _, found := range fetches.Errors() {
+				return found.Err
+			}
+			for _, r := range fetches.Records() {
+				read = append(read, r)
+				if show(r.Partition, r.Offset, r.Key, r.Value) {
+					return c.CommitRecords(context.Background(), read...)
+				}
+			}
+		}
+	},
+	time: func(at where, ms int64) (int64, error) {
+		c, err := kgo.NewClient(kgo.SeedBrokers(at.brokers...))
+		if err != nil {
+			return 0, err
+		}
+		defer c.Close()
+		partition := kmsg.NewListOffsetsRequestTopicPartition()
+		partition.Partition, partition.Timestamp = at.partition, ms
+		topic := kmsg.NewListOffsetsRequestTopic()
+		topic.Topic = at.topic
+		topic.Partitions = append(topic.Partitions, partition)
+		req := kmsg.NewPtrListOffsetsRequest()
+		req.Topics = append(req.Topics, topic)
+		told, err := req.RequestWith(context.Background(), c)
+		if err != nil {
+			return 0, err
+		}
+		found := told.Topics[0].Partitions[0]
+		return found.Offset, kerr.ErrorForCode(found.ErrorCode)
 	},
 }

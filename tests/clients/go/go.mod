@@ -6,6 +6,7 @@ require (
 	github.com/IBM/sarama v1.42.1
 	github.com/segmentio/kafka-go v0.4.47
 	github.com/twmb/franz-go v1.15.4
+	github.com/twmb/franz-go/pkg/kmsg v1.7.0
 )
 
 require (
@@ -25,7 +26,6 @@ require (
 	github.com/klauspost/compress v1.16.7 // indirect
 	github.com/pierrec/lz4/v4 v4.1.19 // indirect
 	github.com/rcrowley/go-metrics v0.0.0-20201227073835-cf1acfcdf475 // indirect
-	github.com/twmb/franz-go/pkg/kmsg v1.7.0 // indirect
 	golang.org/x/crypto v0.17.0 // indirect
 	golang.org/x/net v0.17.0 // indirect
 )

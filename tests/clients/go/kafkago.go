@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/segmentio/kafka-go"
 )
@@ -54,5 +55,43 @@ var kafkaGo = client{
 			}
 			return done.BaseOffset, nil
 		}, nil
+	},
+	group: func(as member, show func(int32, int64, []byte, []byte) bool) error {
+		r := kafka.NewReader(kafka.ReaderConfig{
+			Brokers:     as.brokers,
+			Topic:       as.topic,
+			GroupID:     as.group,
+			StartOffset: kafka.FirstOffset,
+			MinBytes:    1,
+			MaxBytes:    1 << 20,
+		})
+		defer r.Close()
+		var read []kafka.Message
+		for {
+			m, err := r.FetchMessage(context.Background())
+			if err != nil {
+				return err
+			}
+			read = append(read, m)
+			if show(int32(m.Partition), m.Offset, m.Key, m.Value) {
+				return r.CommitMessages(context.Background(), read...)
+			}
+		}
+	},
+	time: func(at where, ms int64) (int64, error) {
+		c := &kafka.Client{Addr: kafka.TCP(at.brokers...)}
+		told, err := c.ListOffsets(context.Background(), &kafka.ListOffsetsRequest{
+			Topics: map[string][]kafka.OffsetRequest{
+				at.topic: {kafka.TimeOffsetOf(int(at.partition), time.UnixMilli(ms))},
+			},
+		})
+		if err != nil {
+			return 0, err
+		}
+		found := told.Topics[at.topic][0]
+		for offset := range found.Offsets {
+			return offset, found.Error
+		}
+		return -1, found.Error
 	},
 }

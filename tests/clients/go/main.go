@@ -2,6 +2,8 @@
 //
 //	clients CLIENT consume BOOTSTRAP TOPIC PARTITION OFFSET END FETCH_BYTES
 //	clients CLIENT produce BOOTSTRAP TOPIC PARTITION
+//	clients CLIENT group BOOTSTRAP TOPIC GROUP COUNT
+//	clients CLIENT time BOOTSTRAP TOPIC PARTITION TIMESTAMP
 package main
 
 import (
@@ -19,6 +21,17 @@ type record struct {
 	Value  *string `json:"value"`
 }
 
+type member struct {
+	brokers []string
+	topic   string
+	group   string
+}
+
+type grouped struct {
+	Partition int32 `json:"partition"`
+	record
+}
+
 type where struct {
 	brokers    []string
 	topic      string
@@ -33,6 +46,10 @@ type client struct {
 	consume func(at where, show func(offset int64, key, value []byte) bool) error
 	// produce returns what sends one record and waits for its offset.
 	produce func(at where) (func(key, value []byte) (int64, error), error)
+	// group calls show with each record until it says that it was the last one, and commits them.
+	group func(as member, show func(partition int32, offset int64, key, value []byte) bool) error
+	// time returns the offset of the first record that is not older than so many milliseconds.
+	time func(at where, ms int64) (int64, error)
 }
 
 var clients = map[string]client{"sarama": sarama_, "franz": franz, "kafka-go": kafkaGo}
@@ -68,8 +85,25 @@ func fail(err error) {
 func main() {
 	words := os.Args[1:]
 	chosen := clients[words[0]]
-	at := where{strings.Split(words[2], ","), words[3], int32(number(words[4])), 0, 0, 0}
 	out := json.NewEncoder(os.Stdout)
+	brokers := strings.Split(words[2], ",")
+	if words[1] == "group" {
+		left := number(words[5])
+		as := member{brokers, words[3], words[4]}
+		fail(chosen.group(as, func(partition int32, offset int64, key, value []byte) bool {
+			fail(out.Encode(grouped{partition, record{offset, text(key), text(value)}}))
+			left--
+			return left == 0
+		}))
+		return
+	}
+	at := where{brokers, words[3], int32(number(words[4])), 0, 0, 0}
+	if words[1] == "time" {
+		offset, err := chosen.time(at, number(words[5]))
+		fail(err)
+		fail(out.Encode(map[string]int64{"offset": offset}))
+		return
+	}
 	if words[1] == "consume" {
 		at.offset, at.end, at.fetchBytes = number(words[5]), number(words[6]), int32(number(words[7]))
 		fail(chosen.consume(at, func(offset int64, key, value []byte) bool {

@@ -1,6 +1,56 @@
 package main
 
-import "github.com/IBM/sarama"
+import (
+	"context"
+
+	"github.com/IBM/sarama"
+)
+
+// claims is a member of a group that reads until show says that it was the last one.
+type claims struct {
+	show func(int32, int64, []byte, []byte) bool
+	next chan *sarama.ConsumerMessage
+	done context.CancelFunc
+}
+
+func (c *claims) Setup(session sarama.ConsumerGroupSession) error {
+	go func() {
+		for {
+			select {
+			case <-session.Context().Done():
+				return
+			case m := <-c.next:
+				session.MarkMessage(m, "")
+				if c.show(m.Partition, m.Offset, m.Key, m.Value) {
+					session.Commit()
+					c.done()
+					return
+				}
+			}
+		}
+	}()
+	return nil
+}
+
+func (c *claims) Cleanup(sarama.ConsumerGroupSession) error { return nil }
+
+func (c *claims) ConsumeClaim(s sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
+	for {
+		select {
+		case <-s.Context().Done():
+			return nil
+		case m, more := <-claim.Messages():
+			if !more {
+				return nil
+			}
+			select {
+			case c.next <- m:
+			case <-s.Context().Done():
+				return nil
+			}
+		}
+	}
+}
 
 var sarama_ = client{
 	consume: func(at where, show func(int64, []byte, []byte) bool) error {
@@ -47,5 +97,34 @@ var sarama_ = client{
 			_, offset, err := c.SendMessage(m)
 			return offset, err
 		}, err
+	},
+	group: func(as member, show func(int32, int64, []byte, []byte) bool) error {
+		config := sarama.NewConfig()
+		config.Version = sarama.V2_1_0_0
+		config.Consumer.Offsets.Initial = sarama.OffsetOldest
+		config.Consumer.Offsets.AutoCommit.Enable = false
+		g, err := sarama.NewConsumerGroup(as.brokers, as.group, config)
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		ctx, done := context.WithCancel(context.Background())
+		handler := &claims{show, make(chan *sarama.ConsumerMessage), done}
+		for ctx.Err() == nil {
+			if err := g.Consume(ctx, []string{as.topic}, handler); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+	time: func(at where, ms int64) (int64, error) {
+		config := sarama.NewConfig()
+		config.Version = sarama.V2_1_0_0
+		c, err := sarama.NewClient(at.brokers, config)
+		if err != nil {
+			return 0, err
+		}
+		defer c.Close()
+		return c.GetOffset(at.topic, at.partition, ms)
 	},
 }

@@ -1,11 +1,14 @@
 // Kafka's own client behind the command line of ../programs.py:
 //   java -cp LIBS Client.java java consume BOOTSTRAP TOPIC PARTITION OFFSET END FETCH_BYTES
 //   java -cp LIBS Client.java java produce BOOTSTRAP TOPIC PARTITION
+//   java -cp LIBS Client.java java group BOOTSTRAP TOPIC GROUP COUNT
+//   java -cp LIBS Client.java java time BOOTSTRAP TOPIC PARTITION TIMESTAMP
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -13,6 +16,8 @@ import java.util.Properties;
 import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
@@ -25,12 +30,18 @@ class Client {
     public static void main(String[] words) throws Exception {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", words[2]);
+        if (words[1].equals("group")) {
+            group(settings, words[3], words[4], Integer.parseInt(words[5]));
+            return;
+        }
         TopicPartition at = new TopicPartition(words[3], Integer.parseInt(words[4]));
         if (words[1].equals("consume")) {
             settings.put("max.partition.fetch.bytes", words[7]);
             settings.put("fetch.max.bytes", words[7]);
             settings.put("fetch.max.wait.ms", "200");
             consume(settings, at, Long.parseLong(words[5]), Long.parseLong(words[6]));
+        } else if (words[1].equals("time")) {
+            time(settings, at, Long.parseLong(words[5]));
         } else {
             settings.put("acks", "all");
             produce(settings, at);
@@ -41,6 +52,45 @@ class Client {
         System.out.println(JSON.writeValueAsString(line));
     }
 
+    static Map<String, Object> line(ConsumerRecord<String, String> record) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("offset", record.offset());
+        line.put("key", record.key());
+        line.put("value", record.value());
+        return line;
+    }
+
+    static void group(Properties settings, String topic, String group, int count) throws Exception {
+        settings.put("group.id", group);
+        settings.put("auto.offset.reset", "earliest");
+        settings.put("enable.auto.commit", "false");
+        settings.put("fetch.max.wait.ms", "200");
+        StringDeserializer text = new StringDeserializer();
+        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(settings, text, text)) {
+            consumer.subscribe(List.of(topic));
+            Map<TopicPartition, OffsetAndMetadata> read = new HashMap<>();
+            while (count > 0) {
+                for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(500))) {
+                    if (count-- <= 0) break;
+                    Map<String, Object> line = line(record);
+                    line.put("partition", record.partition());
+                    tell(line);
+                    read.put(new TopicPartition(topic, record.partition()),
+                        new OffsetAndMetadata(record.offset() + 1));
+                }
+            }
+            consumer.commitSync(read);
+        }
+    }
+
+    static void time(Properties settings, TopicPartition at, long timestamp) throws Exception {
+        StringDeserializer text = new StringDeserializer();
+        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(settings, text, text)) {
+            OffsetAndTimestamp found = consumer.offsetsForTimes(Map.of(at, timestamp)).get(at);
+            tell(Map.of("offset", found == null ? -1 : found.offset()));
+        }
+    }
+
     static void consume(Properties settings, TopicPartition at, long offset, long end) throws Exception {
         StringDeserializer text = new StringDeserializer();
         try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(settings, text, text)) {
@@ -48,11 +98,7 @@ class Client {
             consumer.seek(at, offset);
             while (true) {
                 for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(500))) {
-                    Map<String, Object> line = new LinkedHashMap<>();
-                    line.put("offset", record.offset());
-                    line.put("key", record.key());
-                    line.put("value", record.value());
-                    tell(line);
+                    tell(line(record));
                     if (record.offset() >= end - 1) return;
                 }
             }

@@ -1,6 +1,8 @@
 // kafkajs behind the command line of ../programs.py:
 //   node client.js kafkajs consume BOOTSTRAP TOPIC PARTITION OFFSET END FETCH_BYTES
 //   node client.js kafkajs produce BOOTSTRAP TOPIC PARTITION
+//   node client.js kafkajs group BOOTSTRAP TOPIC GROUP COUNT
+//   node client.js kafkajs time BOOTSTRAP TOPIC PARTITION TIMESTAMP
 const readline = require('node:readline')
 const { Kafka, logLevel } = require('kafkajs')
 
@@ -29,6 +31,37 @@ async function consume() {
   consumer.seek({ topic, partition: Number(partition), offset })
 }
 
+async function group() {
+  const [id, count] = [partition, Number(offset)]
+  const consumer = kafka.consumer({ groupId: id, maxWaitTimeInMs: 200 })
+  await consumer.connect()
+  await consumer.subscribe({ topics: [topic], fromBeginning: true })
+  const read = new Map()
+  let left = count
+  await new Promise((resolve, reject) => {
+    consumer.on(consumer.events.CRASH, ({ payload }) => reject(payload.error))
+    const eachMessage = async ({ partition: from, message }) => {
+      if (left-- <= 0) return
+      const { offset: at, key, value } = message
+      tell({ partition: from, offset: Number(at), key: text(key), value: text(value) })
+      read.set(from, String(Number(at) + 1))
+      if (left === 0) resolve()
+    }
+    consumer.run({ autoCommit: false, eachMessage }).catch(reject)
+  })
+  const done = [...read].map(([from, next]) => ({ topic, partition: from, offset: next }))
+  await consumer.commitOffsets(done)
+  await consumer.disconnect()
+}
+
+async function time() {
+  const admin = kafka.admin()
+  await admin.connect()
+  const rows = await admin.fetchTopicOffsetsByTimestamp(topic, Number(offset))
+  tell({ offset: Number(rows.find((row) => row.partition === Number(partition)).offset) })
+  await admin.disconnect()
+}
+
 async function produce() {
   const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 })
   await producer.connect()
@@ -45,7 +78,7 @@ async function produce() {
   await producer.disconnect()
 }
 
-;(command === 'consume' ? consume() : produce()).catch((error) => {
+;({ consume, produce, group, time })[command]().catch((error) => {
   console.error(error)
   process.exit(1)
 })
