@@ -30,6 +30,7 @@ from raftmq.record_walk import equal_lengths, read_code
 from raftmq.records import (
     HEADER_SIZE,
     NO_TIMESTAMP,
+    TIMESTAMP_MAX,
     BatchHeader,
     assemble_batch,
     parse_header,
@@ -80,7 +81,8 @@ def judge(batch: Buffer, condition: Condition) -> Judged:
     match nothing.
 
     Raises:
-        KafkaError: it cannot be opened, or what is read of its records breaks their format.
+        KafkaError: it cannot be opened, or what is read of its records breaks their format. Of what
+            is not refused, `keep_matches` refuses nothing.
     """
     header = parse_header(batch)
     if header.is_control or header.record_count <= 0:
@@ -91,9 +93,11 @@ def judge(batch: Buffer, condition: Condition) -> Judged:
     walk = _walked(data, header, condition)
     if not walk.count:
         return NOTHING
-    last_match = Offset(header.base_offset + _fields(data, walk.last_at, header)[1])
-    kind = Kind.WHOLE if walk.count == header.record_count else Kind.MIXED
-    return Judged(kind, last_match, walk.count)
+    if walk.count == header.record_count:
+        last_delta = _fields(data, walk.last_at, header)[1]
+        return Judged(Kind.WHOLE, Offset(header.base_offset + last_delta), walk.count)
+    _, last_delta = _span(data, header, walk.kept)  # what is taken here, `keep_matches` takes
+    return Judged(Kind.MIXED, Offset(header.base_offset + last_delta), walk.count)
 
 
 def keep_matches(batch: Buffer, condition: Condition) -> bytearray:
@@ -110,12 +114,7 @@ def keep_matches(batch: Buffer, condition: Condition) -> bytearray:
     assert not header.is_control, "nor has a marker"
     if walk.count == header.record_count:
         return bytearray(batch)
-    greatest, last_delta = NO_TIMESTAMP, 0
-    for start, end in walk.kept:
-        position = start
-        while position < end:
-            timestamp, last_delta, position = _fields(data, position, header)
-            greatest = max(greatest, timestamp)
+    greatest, last_delta = _span(data, header, walk.kept)
     return assemble_batch(
         [data[start:end] for start, end in walk.kept],
         codec=header.codec,
@@ -154,6 +153,22 @@ def _fields(data: bytes, position: int, header: BatchHeader) -> tuple[int, int, 
     if not 0 <= delta <= header.last_offset_delta:
         raise CorruptBatchError(f"offset delta {delta} of {header.last_offset_delta}")
     return header.base_timestamp + time, delta, end
+
+
+def _span(data: bytes, header: BatchHeader, kept: list[tuple[int, int]]) -> tuple[int, int]:
+    """The greatest timestamp and the last offset delta of records in these stretches of bytes.
+
+    Raises:
+        CorruptBatchError: offset deltas do not rise, or a number breaks its format.
+    """
+    greatest, last_delta = NO_TIMESTAMP, -1
+    for position, end in kept:
+        while position < end:
+            timestamp, delta, position = _fields(data, position, header)
+            if delta <= last_delta:
+                raise CorruptBatchError(f"offset delta {delta} after {last_delta}")
+            greatest, last_delta = max(greatest, timestamp), delta
+    return min(greatest, TIMESTAMP_MAX), last_delta
 
 
 def _walked(data: bytes, header: BatchHeader, condition: Condition) -> _Walk:

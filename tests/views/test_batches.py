@@ -14,6 +14,7 @@ from raftmq.records import (
     CREATE_TIME,
     HEADER_SIZE,
     LOG_APPEND_TIME,
+    TIMESTAMP_MAX,
     Marker,
     NewRecord,
     Record,
@@ -141,6 +142,17 @@ def test_gaps_between_offsets_stay(steps: list[tuple[NewRecord, int]]) -> None:
     check(bytes(batch), REFUND)
 
 
+def test_a_time_beyond_64_bits_is_the_last_one_there_is() -> None:
+    tags = [[("tag", tag)] for tag in (b"refund", b"order")]
+    pieces = [
+        encode_record(NewRecord(None, b"", None, headers), 1 << 62, delta)
+        for delta, headers in enumerate(tags)
+    ]
+    batch = assemble_batch(pieces, base_timestamp=1 << 62, max_timestamp=1 << 62)
+    assert judge(batch, REFUND).kind is Kind.MIXED
+    assert parse_header(keep_matches(batch, REFUND)).max_timestamp == TIMESTAMP_MAX
+
+
 def many(
     tags: Sequence[str], size: int = 60, codec: Codec = Codec.NONE, base_offset: int = 0
 ) -> bytes:
@@ -236,9 +248,13 @@ def test_a_wrong_offset_delta_is_refused_where_it_is_read() -> None:
         judge(batch, REFUND)
     mixed = bytearray(many(["refund", "orders", "refund"]))
     mixed[HEADER_SIZE + 4] = 0x7D
-    assert judge(mixed, REFUND).kind is Kind.MIXED
-    with pytest.raises(CorruptBatchError, match="offset delta -63"):
-        keep_matches(mixed, REFUND)
+    for refuses in (judge, keep_matches):
+        with pytest.raises(CorruptBatchError, match="offset delta -63"):
+            refuses(mixed, REFUND)
+    mixed[HEADER_SIZE + 4] = 0x04
+    for refuses in (judge, keep_matches):
+        with pytest.raises(CorruptBatchError, match="offset delta 2 after 2"):
+            refuses(mixed, REFUND)
 
 
 def test_what_cannot_be_opened_is_refused() -> None:
@@ -263,6 +279,8 @@ def test_any_bytes_are_refused_or_judged(data: bytes, count: int, condition: Con
     except KafkaError:
         return
     assert judged.count <= count
+    if judged.kind is not Kind.NONE:
+        keep_matches(batch, condition)  # what is judged can be made anew
 
 
 # ---- stock decoders ----
