@@ -303,7 +303,10 @@ class FilteredPartition(Partition):
         """Drop what lies below the base's log start."""
         index, log_start = self.view_index, self.base.replica.log_start_offset
         if index is not None and log_start > self._log_start and not self.is_held:
-            index.drop_before(log_start)
+            try:
+                index.drop_before(log_start)
+            except DiskError:
+                return  # the base says so where it reads; whoever looks next tries again
             self._log_start = log_start
 
     # ---- fetch ----

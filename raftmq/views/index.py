@@ -22,6 +22,8 @@ offsets int64 each, then for each row twice the distance to its last match, plus
 matches only in part, as uint32), all little-endian. A table that was lost is made again from the
 blocks.
 
+One thread at a time changes it; `save` may run in another one than look-ups do.
+
 Invariants: rows ascend and do not overlap; `start <= end <= examined_end`, but for a log that
 starts beyond what was examined.
 """
@@ -157,8 +159,9 @@ class _Part:
 
     @property
     def last_match(self) -> int | None:
-        if len(self.rest):
-            return self.rest.last_match(len(self.rest) - 1)
+        rest = self.rest
+        if len(rest):
+            return rest.last_match(len(rest) - 1)
         return self.lasts[-1] if self.lasts else None
 
     def table(self) -> bytes:
@@ -283,13 +286,14 @@ class ViewIndex:
 
     def _next(self, offset: int) -> Row | None:
         for part in self._parts[self._part_beyond(offset) :]:
+            rest = part.rest  # looked at first: rows move from it to full blocks, never back
             at = bisect_left(part.lasts, offset)
             if at < len(part.lasts):
                 rows = self._block(part, at)
                 return rows.row(rows.first_reaching(offset))
-            at = part.rest.first_reaching(offset)
-            if at < len(part.rest):
-                return part.rest.row(at)
+            at = rest.first_reaching(offset)
+            if at < len(rest):
+                return rest.row(at)
         return None
 
     def _last_below(self, offset: int) -> Row | None:
@@ -345,13 +349,12 @@ class ViewIndex:
         """The log starts there now.
 
         Raises:
-            DiskError: the device failed.
+            DiskError: the device failed; what it says is sound, and it can be told again.
         """
         gone_end = self._gone_before(log_start)
         if log_start > self.examined_end:
             self._start = log_start  # what was there is not known, or not any more
-            self._forget(0)
-            self._parts.append(_Part(log_start, log_start))
+            self._forget(0, log_start)
             return
         self._start = max(self._start, gone_end)
         kept = self._part_beyond(log_start)
@@ -362,9 +365,10 @@ class ViewIndex:
             self.save(is_durable=True)  # nothing else tells then what was in these files
         except DiskFullError:
             return  # they go another time
-        for part in self._parts[:kept]:
-            self._remove(part)
+        gone = self._parts[:kept]
         del self._parts[:kept]
+        for part in gone:
+            self._remove(part)
 
     def _gone_before(self, log_start: int) -> int:
         """One past the last match below `log_start`, or that where a batch lies on both sides; 0
@@ -387,9 +391,7 @@ class ViewIndex:
         self._start = min(self._start, offset)
         kept = self._part_beyond(offset)
         if self._parts[kept].start >= offset:
-            self._forget(kept)
-            if not self._parts:
-                self._parts.append(_Part(offset, offset))
+            self._forget(kept, offset)
             return
         self._forget(kept + 1)
         try:
@@ -414,12 +416,12 @@ class ViewIndex:
         part.end = offset
         part.is_dirty = True
 
-    def _forget(self, number: int) -> None:
-        """Remove parts from that number on, durably."""
+    def _forget(self, number: int, offset: int = 0) -> None:
+        """Remove parts from that number on, durably; where none is left, begin at `offset`."""
         gone = self._parts[number:]
         if not gone:
             return
-        del self._parts[number:]
+        self._parts[number:] = [] if number else [_Part(offset, offset)]
         self._read = None
         for part in gone:
             self._remove(part)

@@ -164,12 +164,51 @@ def test_a_log_that_starts_beyond_what_was_examined() -> None:
     assert rows_of(again) == rows
 
 
+@pytest.mark.parametrize("verb", ["fdatasync", "read"])
+@pytest.mark.parametrize("log_start", [400, 700])
+def test_a_disk_that_fails_leaves_a_sound_index(verb: str, log_start: int) -> None:
+    disk = new_disk()
+    index = opened(disk)
+    rows = fill(index, 60)
+    index.save()
+    disk.fail_when(lambda done, _path: verb == done)
+    if log_start == 400:
+        with pytest.raises(DiskError):
+            index.drop_before(Offset(log_start))
+    disk.end_faults()
+    index.drop_before(Offset(log_start))
+    assert rows_of(index, log_start) == [row for row in rows if row.last_match >= log_start]
+    assert index.examined_end == max(600, log_start)
+    assert rows_of(opened(disk, log_start), log_start) == rows_of(index, log_start)
+
+
+def test_look_ups_see_all_rows_while_a_thread_saves() -> None:
+    """Rows that a full disk held back become full blocks in one go."""
+    disk = new_disk()
+    disk.capacity_bytes = 0
+    index = opened(disk)
+    rows = fill(index, 22)
+    disk.capacity_bytes = None
+    found: list[list[Row | None]] = []
+
+    def look(verb: str, path: str) -> None:
+        if verb == "write":
+            found.append([index.next_match(row.base_offset) for row in rows])
+
+    disk.crash_when(look)
+    index.save()
+    disk.end_faults()
+    assert len(found) > 3
+    assert all(each == rows for each in found)
+
+
 def test_a_full_disk_keeps_files_and_rows() -> None:
     disk = new_disk()
     index = opened(disk)
     rows = fill(index, 50)
-    disk.fail_when(lambda verb, _path: verb in ("write", "open", "fdatasync"))
+    disk.capacity_bytes = disk.used_bytes()
     rows += fill(index, 30, 500)
+    assert opened(disk).examined_end < 500, "nothing more could be written"
     assert [index.next_match(Offset(row.base_offset)) for row in rows[20:]] == rows[20:]
     disk.end_faults()
     index.save()
