@@ -613,6 +613,7 @@ VIEW_PARTITION_COLUMNS = (
     "LacksBytes",
     "Trouble",
 )
+_LANGUAGE = "docs/views.md says what conditions are, and which topics have views."
 _INDEX_KEYS = ("examined_end", "lacks_bytes", "trouble")
 ViewName = Annotated[
     str, typer.Argument(metavar="VIEW", autocompletion=completion.topics, help="The view's name.")
@@ -658,6 +659,8 @@ def create_view(
         try:
             admin.create_topic(name, configs=settings, validate_only=validate_only)
         except BrokerError as error:
+            if error.code is ErrorCode.INVALID_CONFIG:
+                raise CommandError(str(error), name=error.code.name, hint=_LANGUAGE) from error
             if not if_not_exists or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
             if _view_of(admin, name) != wanted:

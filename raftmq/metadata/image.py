@@ -460,6 +460,11 @@ class MetadataImage:
         views = (view for view in self.views.values() if not view.condition)
         return next((view for view in views if view.source == topic_id), None)
 
+    @property
+    def has_retired(self) -> bool:
+        """True while there is a view over retired partitions."""
+        return any(not view.condition for view in self.views.values())
+
     def conditions_of(self, topic_id: TopicId) -> tuple[ViewImage, ...]:
         """The views with conditions over a topic, by name."""
         if not self.views:

@@ -44,6 +44,7 @@ from raftmq.server.admin.access import Access
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort, Listening
+from raftmq.views.conditions import prepare_parser
 
 logger = structlog.get_logger("raftmq.node")
 
@@ -359,6 +360,8 @@ class Node(NodeCore):
             await trio.lowlevel.wait_readable(self._admin_sock)
         admin_http = await trio.to_thread.run_sync(import_module, "raftmq.server.admin.http")
         exposition = await trio.to_thread.run_sync(import_module, "raftmq.node.metrics.exposition")
+        # As slow, and else done when somebody creates the first view, at the controller.
+        await trio.to_thread.run_sync(prepare_parser)
         sources = admin_http.PageSources(
             health=lambda: health(self),
             status=lambda: describe(self),

@@ -96,7 +96,8 @@ class Retirement:
         before, image = self._image, self._engine.image
         if image.level < LEVEL_OF_VIEWS or before.topics is image.topics:
             return
-        if not (image.views or before.views or self._watched) and now_ms < self._follow_at_ms:
+        is_shrinking = image.has_retired or before.has_retired or self._watched
+        if not is_shrinking and now_ms < self._follow_at_ms:
             return
         self._image, self._follow_at_ms = image, now_ms + FOLLOW_MS
         gone = [group for group in self._watched if not self._is_there(group)]

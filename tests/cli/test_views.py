@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from raftmq.cli import topics
+from raftmq.errors import ErrorCode
+from raftmq.protocol import ApiKey
 from raftmq_client import ViewInfo
 from raftmq_client.aio.admin import Admin as AioAdmin
 from raftmq_client.blocking.admin import Admin
@@ -52,6 +54,16 @@ def test_what_could_be_created(call: Call, broker: FakeBroker) -> None:
     done = call(*CREATE, "--validate-only")
     assert done.stdout == f"view refunds of orders could be created: {WHERE}\n"
     assert "refunds" not in broker.configs
+
+
+def test_a_mistake_in_a_condition_leads_to_the_language(call: Call, broker: FakeBroker) -> None:
+    broker.make_topic("orders", 2)
+    broker.fault(ApiKey.CREATE_TOPICS, "refuse", ErrorCode.INVALID_CONFIG)
+    done = call("view", "create", "v", "--of", "orders", "--where", "tag=")
+    assert done.exit_code == 1
+    assert "INVALID_CONFIG" in done.stderr
+    assert "docs/views.md" in done.stderr
+    assert "--configs" not in done.stderr
 
 
 def test_a_view_without_a_condition_is_a_mistake(call: Call) -> None:

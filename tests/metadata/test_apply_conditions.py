@@ -333,3 +333,11 @@ def test_the_order_of_creation_does_not_show() -> None:
             views = views.set(name, evolve(views[name], creation_epoch=3))
         images.append(encode_image(evolve(machine.image, views=views)))
     assert images[0] == images[1]
+
+
+def test_what_is_retired_is_told_from_conditions(machine: Viewed) -> None:
+    assert not machine.image.has_retired
+    machine.view()
+    assert not machine.image.has_retired
+    machine.shrink(4)
+    assert machine.image.has_retired

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode
+from raftmq.views import conditions
 from raftmq.views.conditions import (
     DEPTH_MAX,
     TERMS_MAX,
@@ -291,3 +292,11 @@ def test_it_matches_as_a_naive_evaluator(
             assert all(any(each in bytes_of for each in group) for group in condition.needles)
         assert condition.reads_key == any(term.name is None for term in terms(node))
         assert condition.reads_headers == any(term.name is not None for term in terms(node))
+
+
+def test_a_parser_that_is_prepared_is_the_one_that_is_used() -> None:
+    conditions._parser.cache_clear()
+    conditions.prepare_parser()
+    parse_condition("tag = 'a'")
+    info = conditions._parser.cache_info()
+    assert (info.misses, info.hits) == (1, 1)
