@@ -417,8 +417,12 @@ class NodeViews:
             fill.shown.take_index(index)
 
     def _open(self, fill: Fill) -> ViewIndex:
+        """Load an index; runs in a thread. Its folder is made here, since the loop writes there."""
         identity = fill.view.topic_id.bytes
-        return ViewIndex(self._disk, fill.folder, identity, fill.base.replica.log_start_offset)
+        start = fill.base.replica.log_start_offset
+        index = ViewIndex(self._disk, fill.folder, identity, start)
+        index.save()
+        return index
 
     def _remove(self, folder: str) -> None:
         if self._disk.exists(folder):

@@ -209,7 +209,7 @@ class ViewIndex:
         self._load()
         if not self._parts:
             self._start = log_start
-            self._parts.append(_Part(log_start, log_start))
+            self._parts.append(_Part(log_start, log_start, is_dirty=True))
         self.drop_before(log_start)
 
     @property
@@ -488,7 +488,7 @@ class ViewIndex:
                 file.fdatasync()
         finally:
             file.close()
-        if is_new:
+        if is_new and is_durable:
             self._disk.sync_directory(self._folder)
         part.is_dirty = False
 

@@ -42,6 +42,7 @@ class Run:
         self.node = started(disk)
         self.disk = self.node.disk
         self.threads = 0
+        self.is_in_thread = False
         self._soon: list[tuple[float, Callable[[], None]]] = []
         source = self.node.partition.topic_id
         self.view = ViewImage("v", VIEW_ID, source, 0, condition, 1)
@@ -72,7 +73,13 @@ class Run:
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         self.threads += 1
-        self._soon.append((self.node.clock.now_ms, work))
+
+        def run() -> None:
+            self.is_in_thread = True
+            work()
+            self.is_in_thread = False
+
+        self._soon.append((self.node.clock.now_ms, run))
 
     def without_view(self) -> MetadataImage:
         return attrs.evolve(self.image, views=Map())
@@ -177,6 +184,27 @@ def test_an_index_follows_the_log() -> None:
     assert run.threads > 0, "no batch is judged on the loop"
     (row,) = run.views.rows()
     assert (row["end"], row["examined_end"], row["lacks_bytes"], row["trouble"]) == (8, 9, 0, "")
+
+
+def test_no_folder_is_synced_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    for _ in range(1_200):  # more than an index keeps in memory
+        run.put("x")
+    synced: list[bool] = []
+    for name in ("make_directories", "sync_directory"):
+        real = getattr(run.disk, name)
+
+        def call(path: str, real: Callable[[str], None] = real) -> None:
+            if path.startswith("data/views"):
+                synced.append(run.is_in_thread)
+            real(path)
+
+        monkeypatch.setattr(run.disk, name, call)
+    run.open()
+    run.go()
+    assert len(run.files) == 1
+    assert synced
+    assert all(synced)
 
 
 def test_a_topic_without_views_knows_nothing_of_them() -> None:
