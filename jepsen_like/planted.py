@@ -22,6 +22,7 @@ from jepsen_like.cluster.planted_narrow import NARROW_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.planted_replicas import REPLICA_BUGS
 from jepsen_like.cluster.planted_transactions import TRANSACTION_BUGS
+from jepsen_like.cluster.planted_views import VIEW_BUGS
 from jepsen_like.cluster.run import Verdict, run_cluster_seed
 
 BUGS: Final[dict[str, Bug]] = {
@@ -33,6 +34,7 @@ BUGS: Final[dict[str, Bug]] = {
     **NODE_BUGS,
     **REPLICA_BUGS,
     **TRANSACTION_BUGS,
+    **VIEW_BUGS,
 }
 """By name. Each must be caught within 200 seeds."""
 

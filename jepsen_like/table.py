@@ -75,6 +75,11 @@ PROMISES: Final[Mapping[int, Promise]] = {
         ("delayed records",),
         _KILLS,
     ),
+    13: Promise(
+        "a view gives the committed records that match, none more, and its end never falls",
+        ("views",),
+        _KILLS,
+    ),
 }
 RULES: Final[Mapping[int, Rule]] = {
     1: Rule("torn or damaged"),
@@ -101,6 +106,7 @@ RULES: Final[Mapping[int, Rule]] = {
     22: Rule("snapshots of metadata"),
     23: Rule("every life of a replica is somebody new"),
     24: Rule("what is committed is reported, and data goes only by that"),
+    29: Rule("nothing artificial is sent to clients"),
 }
 
 

@@ -71,13 +71,13 @@ async def fetch_committed(
         world.recorder.fail(operation, code=part.error_code)
         kafka.leaders.pop((topic, partition), None)
         return Fetched(part.error_code, [], position, False)
-    rows, end = _committed(name, position, part)
+    rows, end = committed_rows(name, position, part)
     world.counts.acked += 1
     world.recorder.ok(operation, records={name: rows} if rows else {}, offsets={name: end})
     return Fetched(ErrorCode.NONE, rows, end, end == position and end >= part.high_watermark)
 
 
-def _committed(
+def committed_rows(
     name: str, position: int, part: FetchPartitionResponse
 ) -> tuple[list[tuple[int, Value]], int]:
     """The committed records of an answer, and the offset behind all that it has."""

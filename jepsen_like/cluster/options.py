@@ -132,6 +132,8 @@ class ClusterOptions:
     delayed: bool = False
     """There is a delay topic. Clocks do not jump then, since times are judged by them; that of the
     first node may be wrong from the beginning."""
+    views: bool = False
+    """Records have tags, and there are views of those with some."""
     safety_ms: float = 3_000
     """Faults strike for so long at least, and on until enough has happened."""
     liveness_ms: float = 20_000
@@ -303,6 +305,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         catch_up_bytes_per_s=catch_up,
         pipe_members=2 if transactional and not expires else 0,
         delayed=is_delayed,
+        views=_drawn_by("views", seed) < 0.25,
     )
     options = options.with_patience() if is_patient else options
     if _drawn_by("narrows", seed) < 0.25:

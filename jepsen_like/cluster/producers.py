@@ -42,6 +42,19 @@ VERSION: Final = 9
 _FORGOTTEN = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER})
 _REFUSED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH})
 
+TAGS: Final = (b"a", b"b", b"c")
+
+
+def tag_of(value: int) -> bytes:
+    """The tag of the record with that value, where records have tags: runs of a few have the
+    same."""
+    return TAGS[value // 3 % 7 % 3]
+
+
+def headers_of(world: ClusterWorld, value: int) -> list[tuple[str, bytes | None]]:
+    """What a record is written with."""
+    return [("tag", tag_of(value))] if world.options.views else []
+
 
 @define(eq=False)
 class Batch:
@@ -188,7 +201,11 @@ class Producer:
     def _request(self, pipe: Pipe, batch: Batch) -> list[bytes]:
         size = self._world.options.value_bytes_max
         records = [
-            NewRecord(None, b"%d." % value + b"." * self._kafka.random.randrange(0, size))
+            NewRecord(
+                None,
+                b"%d." % value + b"." * self._kafka.random.randrange(0, size),
+                headers=headers_of(self._world, value),
+            )
             for value in batch.values
         ]
         is_numbered = pipe.producer_id >= 0

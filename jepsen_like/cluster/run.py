@@ -20,7 +20,7 @@ import structlog
 from attrs import define, field
 
 from jepsen_like.checkers import Validity, check_events
-from jepsen_like.cluster import delayed
+from jepsen_like.cluster import delayed, viewing
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.api_fuzzer import ApiFuzzer
 from jepsen_like.cluster.committed_reads import CommittedReader
@@ -51,6 +51,7 @@ FORMATION_MS = 30_000.0
 GROUP = "g"
 PIPE_GROUP = "pipe"
 NARROWING, PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN, DELAYED = 30, 45, 60, 80, 81, 93
+VIEWING = 110
 WRITERS = ("producer", "transact", "delayed producer")
 """Process numbers that no other client comes to; further historians count down."""
 
@@ -177,7 +178,11 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     if options.delayed:
         made = world.clients.spawn(lambda: delayed.create_delay_topics(world, DELAYED))
         _until(world, lambda: "" if made.is_done else "no delay topic", FORMATION_MS, "Forms")
+    if options.views:
+        made = world.clients.spawn(lambda: viewing.create_views(world, VIEWING))
+        _until(world, lambda: "" if made.is_done else "no view", FORMATION_MS, "Forms")
     ends = _start_clients(world, topics) | _start_transactions(world) | _start_delayed(world)
+    ends |= _start_views(world)
     if options.narrow:
         ends |= start_narrow(world, NARROWING)
     if options.elastic:
@@ -298,6 +303,17 @@ def _start_delayed(world: ClusterWorld) -> dict[str, Promise[None]]:
         for number, topic in ((process + 1, delayed.TARGET), (98 + index, delayed.DEAD)):
             reader = delayed.DelayedReader(world, number, topic, index, world.delayed)
             ends[f"delayed reader {number}"] = world.clients.spawn(reader.run)
+    return ends
+
+
+def _start_views(world: ClusterWorld) -> dict[str, Promise[None]]:
+    """Who reads views, and what they look at."""
+    ends: dict[str, Promise[None]] = {}
+    for view, width in viewing.views_of(world):
+        for partition in range(width):
+            process = VIEWING + 1 + len(ends)
+            reader = viewing.ViewReader(world, process, view, partition)
+            ends[f"view reader {process}"] = world.clients.spawn(reader.run)
     return ends
 
 

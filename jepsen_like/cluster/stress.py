@@ -30,6 +30,7 @@ def drawn(seed: int, **changes: Any) -> ClusterOptions:
         "racks": 0,
         "liveness_ms": 20_000,
         "delayed": False,
+        "views": False,
     }
     return attrs.evolve(options, **{**small, **changes})
 
@@ -83,6 +84,41 @@ def transactions(seed: int) -> ClusterOptions:
         crash_in_change=1,
         wipe=0.5,
         clients_cut=1,
+    )
+
+
+def views(seed: int) -> ClusterOptions:
+    """Little but views and what they look at, while leaders come and go and nodes start again."""
+    return drawn(
+        seed,
+        has_floors=False,
+        safety_ms=6_000,
+        partitions=2,
+        producers=2,
+        consumers=1,
+        members=1,
+        registers=1,
+        api_fuzzers=0,
+        historians=0,
+        transactional=2,
+        views=True,
+        offsets_retention_ms=7 * 86_400_000,
+        think_ms=(2.0, 15.0),
+        records_max=8,
+        fault_every_ms=(80.0, 500.0),
+        fault_lasts_ms=(60.0, 700.0),
+    ).with_weights(
+        isolate_leader=5,
+        isolate=2,
+        one_way=1,
+        crash_leader=3,
+        crash_all=1,
+        kill=3,
+        pause=2,
+        transfer=4,
+        slow_disk=1,
+        delete_records=2,
+        stale_metadata=1,
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import define, field, frozen
 
 from jepsen_like.cluster.kafka import STALE_LEADER, Kafka, Lost, NotSent
+from jepsen_like.cluster.producers import headers_of
 from jepsen_like.cluster.tasks import until
 from jepsen_like.history_events import Event, Value
 from jepsen_like.invariants import InvariantViolation
@@ -452,7 +453,10 @@ class TransactionalProducer:
         kafka, version = self._kafka, PRODUCE_VERSIONS[self._protocol]
         producer_id, epoch = credentials or (self._producer_id, self._epoch)
         data = build_batch(
-            [NewRecord(None, b"%d." % value) for value in values],
+            [
+                NewRecord(None, b"%d." % value, headers=headers_of(self._world, value))
+                for value in values
+            ],
             timestamp=EPOCH_MS + int(self._world.now_ms),
             producer_id=producer_id,
             producer_epoch=epoch,

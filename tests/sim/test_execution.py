@@ -21,9 +21,10 @@ ROOT = Path(__file__).parents[2]
 RARE = (
     (stress.rot, "log/repair.py"),
     (stress.indexes, "log/prefetch.py"),
+    (stress.views, "views/filling.py"),
 )
 """What draws options with which a module is executed that is rarely else: damage that nobody finds
-in time, or that makes a look-up wait."""
+in time, or that makes a look-up wait; views."""
 SEEDS_MAX = 16
 EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
@@ -46,10 +47,6 @@ LEFT_OUT = {
     "tools/command_skip.py": "an operator's offline work on a command that no node can apply",
     "tools/term_reset.py": "an operator's offline work on a term that no election can have reached",
     "node/first_user.py": "a user from a file; simulated clients are anonymous",
-    "views/batches.py": "no seed has a view with a condition; `tests/views` has its models",
-    "views/conditions.py": "as above",
-    "partition/filtered.py": "as above; `tests/partition` and `tests/node` have it",
-    "views/index.py": "as above",
     "node/node.py": "the process around what is simulated",
     "node/production.py": "a look at a configuration, by the command line",
     "node/process.py": "signals and exit codes",
