@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 NOTE_AGAIN_OFFSETS: Final = 30
 """So far behind a lane's last note is seldom here, in logs so short."""
+ENTRIES_MAX: Final = 12
+"""Few, so that logs of delay partitions are read anew, and ahead."""
 
 ROOT = "data"
 DISK_BYTES = 1 << 40
@@ -364,6 +366,7 @@ class ClusterNode:
         core = SimCore(self._config(), world.options)
         core.compose(environment, journal)
         core.partitions.delays.note_again_offsets = NOTE_AGAIN_OFFSETS
+        core.partitions.delays.entries_max = ENTRIES_MAX
         self.core = core
         self.port = SimPort(world, self, core)
         world.watch.attach(self, core)

@@ -71,6 +71,12 @@ class Pending:
         return self.beyond_count > 0 and not self._held
 
     @property
+    def is_low(self) -> bool:
+        """True when the log should be read anew soon: less is held than a quarter of what may be,
+        and there is more."""
+        return self.beyond_count > 0 and len(self._held) < self._entries_max // 4
+
+    @property
     def next_due_ms(self) -> int | None:
         """When the next entry is due; None: nothing is held."""
         self._drop_gone()

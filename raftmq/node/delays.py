@@ -44,7 +44,7 @@ from raftmq.delays.deliveries import (
     record_in,
     rows_of,
 )
-from raftmq.delays.pending import FIRST, Pending, Place, Row
+from raftmq.delays.pending import ENTRIES_MAX, FIRST, Pending, Place, Row
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
@@ -88,18 +88,39 @@ LOOK_MS_MAX: Final = 1_000.0
 
 
 @define(eq=False, slots=True)
+class Reading:
+    """One pass over the log, from its start on.
+
+    Attributes:
+        pending: of what was read.
+        end: the log is read up to there.
+        undecided: batches of transactions whose end was not read, by producer id.
+    """
+
+    pending: Pending
+    end: Offset
+    undecided: dict[int, list[int]] = field(factory=dict)
+
+    @property
+    def first_needed(self) -> Offset:
+        """The first offset that retention has to leave for it."""
+        first = self.pending.first_offset
+        offsets = [self.end, *(Offset(held[0]) for held in self.undecided.values())]
+        return min(offsets if first is None else [*offsets, Offset(first)])
+
+
+@define(eq=False, slots=True)
 class Led:
     """A lane of a delay partition under one leadership of this node.
 
     Attributes:
-        pending: None: the last note is still to be found.
-        read_end: the log is read up to there.
+        reading: None: the last note is still to be found.
+        ahead: another pass, begun while less is held than was let go of, to go on without a pause.
         before: the last delivery that is noted.
         is_owed: `before` is not known to be taken by its target.
         batch: what is sent for it, once it was read.
         number: the sequence of the next note.
         note_offset: where the last note is.
-        undecided: batches of transactions whose end was not read, by producer id.
         given_up: the notes that gave up, each with the first offset of what it did.
         gone_ms: since when this leader sees that the target is gone; None: it is there.
         trouble: why the last attempt failed; "" where it did not.
@@ -108,14 +129,13 @@ class Led:
     partition: Partition
     epoch: LeaderEpoch
     lane: Lane = ORDINARY
-    pending: Pending | None = None
-    read_end: Offset = Offset(0)
+    reading: Reading | None = None
+    ahead: Reading | None = None
     before: Delivery | None = None
     is_owed: bool = False
     batch: bytearray | None = None
     number: int = 0
     note_offset: int = -1
-    undecided: dict[int, list[int]] = field(factory=dict)
     given_up: deque[GivenUp] = field(factory=deque)
     gone_ms: int | None = None
     trouble: str = ""
@@ -159,6 +179,7 @@ class Delays:
 
     Attributes:
         note_again_offsets: so far back may a note be before another one stands in for it.
+        entries_max: so many entries of a lane are held.
         delivered_count: records that targets have taken.
         sends_failed_count: batches that they had not, at the first or a later attempt.
         given_up_count: records that are dead because their target was gone.
@@ -186,6 +207,7 @@ class Delays:
         self._queue: deque[Led] = deque()
         self._news: Promise[None] = Promise()
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
+        self.entries_max = ENTRIES_MAX
         self.delivered_count = 0
         self.sends_failed_count = 0
         self.given_up_count = 0
@@ -213,8 +235,8 @@ class Delays:
     @property
     def pending_count(self) -> int:
         """Records that wait here, as far as the logs are read."""
-        waiting = (led.pending for led in self._led.values() if led.pending is not None)
-        return sum(pending.count for pending in waiting)
+        readings = (led.reading for led in self._led.values())
+        return sum(reading.pending.count for reading in readings if reading is not None)
 
     @property
     def blocked_count(self) -> int:
@@ -234,8 +256,8 @@ class Delays:
                 "partition": led.partition.index,
                 "to": led.target,
                 "is_dead": led.lane.is_dead,
-                "pending": None if (pending := led.pending) is None else pending.count,
-                "next_due_ms": None if pending is None else pending.next_due_ms,
+                "pending": None if (reading := led.reading) is None else reading.pending.count,
+                "next_due_ms": None if reading is None else reading.pending.next_due_ms,
                 "late_ms": led.late_ms,
                 "trouble": led.trouble,
             }
@@ -251,17 +273,19 @@ class Delays:
 
     def _needed_from(self, partition: Partition, lane: Lane) -> Offset | None:
         led = self._led.get((partition.group, lane.is_dead))
-        if led is None or not led.is_current or led.pending is None:
+        if led is None or not led.is_current or led.reading is None:
             return None
-        needed = [led.read_end, *(o for o in (led.pending.first_offset,) if o is not None)]
+        needed = [led.reading.first_needed]
+        if led.ahead is not None:
+            needed.append(led.ahead.first_needed)
         if led.note_offset >= 0:
             needed.append(Offset(led.note_offset))
         if led.before is not None:
             # A later leader sends it again, since nothing in the log says that it arrived.
             needed += map(Offset, led.before.offsets or led.before.given_up)
-        needed += [Offset(offsets[0]) for offsets in led.undecided.values()]
         dead = self._led.get((partition.group, True))
-        while led.given_up and dead is not None and dead.read_end > led.given_up[0].offset:
+        dead_end = -1 if dead is None or dead.reading is None else dead.reading.end
+        while led.given_up and dead_end > led.given_up[0].offset:
             led.given_up.popleft()  # they are pending there
         needed += [Offset(note.first) for note in led.given_up]
         return Offset(min(needed))
@@ -345,14 +369,15 @@ class Delays:
         now_ms = self._now_ms()
         if now_ms is None or not led.partition.knows_producers:
             return RETRY_MS
-        if led.pending is None:
+        if led.reading is None:
             return await self._find_note(led)
         if led.is_owed:
             return await self._send(led)
-        if not await self._read_on(led):
+        if not await self._read_on(led, led.reading):
             return RETRY_MS / 4
-        if led.pending.is_exhausted:
-            self._read_anew(led, led.pending.cursor)
+        await self._read_ahead(led, led.reading)
+        if led.reading.pending.is_exhausted:
+            self._read_anew(led, led.reading.pending.cursor)
             return 0
         return await self._deliver(led, now_ms)
 
@@ -376,60 +401,79 @@ class Delays:
         return 0
 
     def _read_anew(self, led: Led, cursor: Place) -> None:
-        led.pending = Pending(cursor)
-        led.read_end = led.partition.replica.log_start_offset
-        led.undecided.clear()
+        led.reading = self._read_from_start(led, cursor)
+        led.ahead = None
         led.given_up.clear()
 
-    async def _read_on(self, led: Led) -> bool:
-        """Read all that is committed by now; False when some of that cannot be read yet."""
-        partition, pending = led.partition, led.pending
-        assert pending is not None, "the last note comes first"
+    def _read_from_start(self, led: Led, cursor: Place) -> Reading:
+        start = led.partition.replica.log_start_offset
+        return Reading(Pending(cursor, entries_max=self.entries_max), start)
+
+    async def _read_on(self, led: Led, reading: Reading, bytes_max: int | None = None) -> bool:
+        """Read all that is committed by now, or so many bytes of it; False when some of that cannot
+        be read yet."""
+        partition, left = led.partition, bytes_max
         end = partition.replica.high_watermark
-        while led.read_end < end:
-            spans = await self._spans(partition, led.read_end, READ_BYTES)
+        while reading.end < end and (left is None or left > 0):
+            spans = await self._spans(partition, reading.end, READ_BYTES)
             if not spans:
                 # Committed by others, it may not be in a file here yet. Or no record is left.
-                if partition.readable_end > led.read_end:
+                if partition.readable_end > reading.end:
                     return False
-                led.read_end = end
+                reading.end = end
             for span in spans:
-                found = await self._tasks.in_thread(partial(_read, span, led.read_end, led.lane))
+                found = await self._tasks.in_thread(partial(_read, span, reading.end, led.lane))
                 for one in found:
                     if isinstance(one, Row):
-                        pending.read(one)
+                        reading.pending.read(one)
                     else:
-                        await self._take_in(led, one)
-                led.read_end = Offset(span.end_offset)
+                        await self._take_in(led, reading, one)
+                reading.end = Offset(span.end_offset)
+                left = None if left is None else left - span.size
         return True
 
-    async def _take_in(self, led: Led, found: Undecided | Ended | GivenUp) -> None:
+    async def _read_ahead(self, led: Led, reading: Reading) -> None:
+        """While little is held of much, go on with another pass, a piece at each step; when it has
+        come as far as the one before it takes its place, and nothing due waits for the log."""
+        if led.ahead is None:
+            if not reading.pending.is_low:
+                return
+            led.ahead = self._read_from_start(led, reading.pending.cursor)
+        ahead = led.ahead
+        await self._read_on(led, ahead, READ_BYTES)
+        if ahead.end >= reading.end and led.ahead is ahead:
+            ahead.pending.settle(reading.pending.cursor)
+            led.reading, led.ahead = ahead, None
+
+    async def _take_in(
+        self, led: Led, reading: Reading, found: Undecided | Ended | GivenUp
+    ) -> None:
         """What the log holds beside records that are pending by themselves."""
-        pending = led.pending
-        assert pending is not None, "the last note comes first"
         if isinstance(found, GivenUp):
-            led.given_up.append(found)
+            if reading is led.reading:  # else it is known
+                led.given_up.append(found)
         elif isinstance(found, Undecided):
-            led.undecided.setdefault(found.producer_id, []).append(found.offset)
+            reading.undecided.setdefault(found.producer_id, []).append(found.offset)
         else:
-            offsets = led.undecided.get(found.producer_id, [])
+            offsets = reading.undecided.get(found.producer_id, [])
             for offset in offsets if found.is_commit else ():
                 for span in await self._spans(led.partition, offset, 1):
                     rows = partial(_rows_in, span, offset, led.lane, found.at_ms)
                     for row in await self._tasks.in_thread(rows):
-                        pending.read(row)
-            led.undecided.pop(found.producer_id, None)
+                        reading.pending.read(row)
+            reading.undecided.pop(found.producer_id, None)
 
     async def _deliver(self, led: Led, now_ms: int) -> float | None:
         """Note what is due, and go on to send it."""
-        partition, pending = led.partition, led.pending
-        assert pending is not None, "the last note comes first"
+        partition, reading = led.partition, led.reading
+        assert reading is not None, "the last note comes first"
+        pending = reading.pending
         unread_ms = self._first_unread_ms(led)
         at_ms = now_ms if unread_ms is None else min(now_ms, unread_ms)
         places = pending.due(at_ms, RECORDS_MAX)
         if not places:
             led.late_ms = 0
-            if led.before is not None and led.read_end - led.note_offset > self.note_again_offsets:
+            if led.before is not None and reading.end - led.note_offset > self.note_again_offsets:
                 return await self._note_nothing(led, led.before)
             return self._rest(led, now_ms)
         if self._has_given_up(led, places[-1], now_ms):
@@ -492,8 +536,8 @@ class Delays:
             records=len(places),
         )
         self.given_up_count += len(places)
-        if led.pending is not None and note.cursor > led.pending.cursor:
-            led.pending.settle(note.cursor)
+        if led.reading is not None and note.cursor > led.reading.pending.cursor:
+            led.reading.pending.settle(note.cursor)
         return 0
 
     async def _note_nothing(self, led: Led, before: Delivery) -> float:
@@ -516,7 +560,7 @@ class Delays:
         elif result.code is not ErrorCode.NONE and led.is_current:
             raise KafkaError("no note can be written", code=result.code)  # and none was
         if result.code is not ErrorCode.NONE or not led.is_current:
-            led.pending = None
+            led.reading = led.ahead = None
             return False
         led.before, led.is_owed = delivery, bool(delivery.offsets)
         led.note_offset, led.number = result.base_offset, (led.number + 1) % SEQUENCE_MODULUS
@@ -524,9 +568,11 @@ class Delays:
 
     def _rest(self, led: Led, now_ms: int) -> float:
         """Wait for news of the partition, or until something is due."""
-        assert led.pending is not None, "the last note comes first"
-        due_ms = led.pending.next_due_ms
-        if led.partition.replica.high_watermark > led.read_end:
+        assert led.reading is not None, "the last note comes first"
+        due_ms = led.reading.pending.next_due_ms
+        if led.ahead is not None:
+            return 1.0
+        if led.partition.replica.high_watermark > led.reading.end:
             return RETRY_MS / 4
         if due_ms is None:
             return LOOK_MS_MAX
@@ -534,10 +580,11 @@ class Delays:
 
     def _first_unread_ms(self, led: Led) -> int | None:
         """When the first batch that was not read was appended; None: all was read."""
-        replica = led.partition.replica
-        if replica.log_end_offset <= led.read_end:
+        replica, reading = led.partition.replica, led.reading
+        assert reading is not None, "the last note comes first"
+        if replica.log_end_offset <= reading.end:
             return None
-        for header in replica.log.headers(led.read_end, replica.log_end_offset):
+        for header in replica.log.headers(reading.end, replica.log_end_offset):
             return header.max_timestamp
         return None
 

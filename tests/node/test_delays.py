@@ -1,0 +1,345 @@
+"""One delay partition and its targets, step by step: transactions, what is given up, long logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+
+from raftmq.delays.asks import GIVEN_UP
+from raftmq.delays.deliveries import ORDINARY, Lane
+from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.image import LEVEL_OF_CONDITIONS
+from raftmq.node.delays import GONE_MS_MIN, Delays, Led
+from raftmq.partition.partition import Partition
+from raftmq.partition.settings import PartitionSettings
+from raftmq.promise import Promise
+from raftmq.records import (
+    Marker,
+    NewRecord,
+    Record,
+    build_batch,
+    build_marker,
+    parse_header,
+    read_records,
+    set_log_append_time,
+)
+from raftmq.types import TopicId
+from tests.partition.fake_replica import Bench
+
+T = TypeVar("T")
+TARGET, DEAD = TopicId(UUID(int=101)), TopicId(UUID(int=102))
+GIVEUP_MS = 5_000
+RETRY = {
+    "raftmq.delivers.to": "orders",
+    "raftmq.dead.to": "dead",
+    "raftmq.retry.min.ms": "1",
+    "raftmq.retry.max.ms": "1",
+    "raftmq.delivery.giveup.ms": str(GIVEUP_MS),
+}
+
+
+class World:
+    """The partition, its leader's `Delays`, and targets that take what they are sent."""
+
+    def __init__(self, **configs: str) -> None:
+        named = {"raftmq.delivers.to": "orders", **configs}
+        self.bench = Bench(settings=PartitionSettings.from_configs(named))
+        self.partition, self.replica = self.bench.partition, self.bench.replica
+        self.now_ms = 1_000_000
+        self.partition._delay_ms = lambda: self.now_ms
+        self.topics = {"orders": TARGET, "dead": DEAD}
+        self.level = LEVEL_OF_CONDITIONS
+        self.taken: dict[TopicId, list[Record]] = {TARGET: [], DEAD: []}
+        self.sent: set[tuple[int, int, int]] = set()
+        self.is_answering = True
+        self.lead()
+
+    def lead(self) -> None:
+        """A new leader begins, which knows nothing but the log."""
+        row = SimpleNamespace(leader_id=1)
+        control: Any = SimpleNamespace(
+            engine=self, leaders=SimpleNamespace(get=lambda *_: row), deliver=self._take
+        )
+        agreed: Any = SimpleNamespace(reached_ms=lambda: self.now_ms, is_sure=True)
+        deadlines: Any = SimpleNamespace(after=lambda *_: SimpleNamespace(cancel=lambda: None))
+        tasks: Any = self
+        self.delays = Delays(control, tasks, deadlines, agreed, self._nobody, lambda _: None)
+        self.delays.led(self.partition)
+
+    @staticmethod
+    def _nobody(*_: object) -> Partition | None:
+        return None
+
+    # The metadata engine.
+
+    @property
+    def image(self) -> Any:
+        """What is known of topics now."""
+        by_name = {
+            name: SimpleNamespace(topic_id=topic_id, partitions=(0,), configs={})
+            for name, topic_id in self.topics.items()
+        }
+        by_id = {topic.topic_id: topic for topic in by_name.values()}
+        return SimpleNamespace(topics=by_name, topic_by_id=by_id.get, level=self.level)
+
+    @staticmethod
+    def read_barrier(*, timeout_ms: float) -> Promise[None]:
+        """It is known at once."""
+        assert timeout_ms > 0
+        return Promise.resolved(None)
+
+    # Tasks, all of them at once.
+
+    async def sleep(self, _seconds: float) -> None:
+        """Nothing else is to run."""
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Here."""
+        return work()
+
+    async def wait(self, promise: Promise[T]) -> T:
+        """A majority is quick."""
+        if not promise.is_done:
+            self.commit()
+        return promise.result()
+
+    def _take(self, _leader: int, topic_id: TopicId, _index: int, batch: bytes) -> Any:
+        if not self.is_answering or topic_id not in self.topics.values():
+            return Promise.resolved(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        header = parse_header(batch)
+        key = header.producer_id, header.producer_epoch, header.base_sequence
+        if key not in self.sent:
+            self.sent.add(key)
+            self.taken[topic_id] += read_records(batch)
+        return Promise.resolved(ErrorCode.NONE)
+
+    # What a test does.
+
+    def commit(self) -> None:
+        self.replica.commit(self.replica.log_end_offset)
+
+    def write(
+        self, values: Iterable[str], *headers: tuple[str, bytes], producer_id: int = -1
+    ) -> None:
+        """Append records, committed; of a transaction where a producer is named."""
+        batch = build_batch(
+            [NewRecord(None, value.encode(), None, headers) for value in values],
+            timestamp=self.now_ms,
+            producer_id=producer_id,
+            producer_epoch=0 if producer_id >= 0 else -1,
+            base_sequence=0 if producer_id >= 0 else -1,
+            transactional=producer_id >= 0,
+        )
+        self._append(batch)
+
+    def end(self, producer_id: int, *, is_commit: bool) -> None:
+        """A transaction's marker."""
+        marker = Marker(is_commit)
+        self._append(
+            build_marker(marker, producer_id=producer_id, producer_epoch=0, timestamp=self.now_ms)
+        )
+
+    def _append(self, batch: bytearray) -> None:
+        set_log_append_time(batch, self.partition._stamp_ms(self.partition.settings))
+        self.replica.append(batch, parse_header(batch))
+        self.commit()
+
+    def led(self, lane: Lane = ORDINARY) -> Led:
+        return self.delays._led[self.partition.group, lane.is_dead]
+
+    def run(self, steps: int = 30) -> None:
+        """Let each lane do so many steps at most."""
+        for led in list(self.delays._led.values()):
+            for _ in range(steps):
+                coroutine = self.delays._step(led)
+                try:
+                    coroutine.send(None)
+                    pytest.fail("it waits for what never comes")
+                except StopIteration as done:
+                    if done.value:
+                        break
+                except KafkaError as error:
+                    self.delays._failed(led, str(error))
+                    break
+
+    def values(self, topic: TopicId = TARGET) -> list[str]:
+        return [(record.value or b"").decode() for record in self.taken[topic]]
+
+
+# ---- transactions ----
+
+
+def test_what_a_transaction_holds_is_pending_once_it_is_committed() -> None:
+    world = World()
+    world.write(["a", "b"], producer_id=7)
+    world.write(["never"], producer_id=8)
+    world.write(["plain"])
+    world.run()
+    assert world.values() == ["plain"], "it waits for no transaction"
+    world.end(8, is_commit=False)
+    world.end(7, is_commit=True)
+    world.run()
+    assert world.values() == ["plain"], "due a millisecond after the marker"
+    world.now_ms += 1
+    world.run()
+    assert world.values() == ["plain", "a", "b"]
+    world.lead()
+    world.now_ms += 10_000
+    world.run()
+    assert world.values() == ["plain", "a", "b"], "nor does another leader deliver it again"
+
+
+def test_a_new_leader_finds_the_order_of_what_was_committed_late() -> None:
+    """Its cursor stands above the append of the transaction's records, not above its marker."""
+    world = World()
+    world.write(["late"], ("deliver-after", b"1"), producer_id=7)
+    for number in range(5):
+        world.now_ms += 100
+        world.write([str(number)])
+        world.run()
+    world.end(7, is_commit=True)
+    world.lead()
+    world.now_ms += 1
+    world.run()
+    assert world.values() == ["0", "1", "2", "3", "4", "late"]
+
+
+def test_retention_leaves_an_open_transaction() -> None:
+    world = World()
+    world.write(["plain"])
+    world.write(["open"], producer_id=7)
+    world.write(["behind"])
+    world.run()
+    world.write(["behind, too"])
+    world.run()
+    assert world.delays.kept_from(world.partition) == 1, "the last note names its own alone"
+    world.end(7, is_commit=False)
+    world.now_ms += 1
+    world.write(["last"])
+    world.run()
+    kept = world.delays.kept_from(world.partition)
+    assert kept is not None
+    assert kept > 2
+
+
+# ---- given up ----
+
+
+def gone(world: World) -> None:
+    """The target is deleted, and everything is late."""
+    del world.topics["orders"]
+    world.run()
+    world.now_ms += max(GIVEUP_MS, GONE_MS_MIN)
+
+
+def test_what_has_no_target_any_more_is_dead_once_each() -> None:
+    world = World(**RETRY)
+    world.write([str(number) for number in range(250)])
+    world.now_ms += 10
+    gone(world)
+    world.run()
+    world.now_ms += 1
+    world.run()
+    assert world.values(DEAD) == [str(number) for number in range(250)]
+    assert world.delays.given_up_count == 250
+    assert dict(world.taken[DEAD][0].headers)[GIVEN_UP] == b"its target was gone"
+    world.lead()
+    world.now_ms += 100_000
+    world.run()
+    assert len(world.values(DEAD)) == 250
+    world.topics["orders"] = TopicId(UUID(int=103))
+    world.taken[world.topics["orders"]] = []
+    world.write(["again"])
+    world.now_ms += 10
+    world.run()
+    assert world.values(world.topics["orders"]) == ["again"]
+
+
+def test_what_was_noted_for_a_target_that_is_gone_is_dead_too() -> None:
+    world = World(**RETRY)
+    world.is_answering = False
+    world.write(["a", "b"])
+    world.now_ms += 10
+    world.run()
+    assert world.led().is_owed
+    gone(world)
+    world.is_answering = True
+    for _ in range(3):
+        world.run()
+        world.now_ms += 1
+    assert world.values(DEAD) == ["a", "b"]
+
+
+@pytest.mark.parametrize("why", ["young", "just gone", "level", "unanswered", "no dead topic"])
+def test_nothing_is_given_up_too_soon(why: str) -> None:
+    world = World(**(RETRY if why != "no dead topic" else {}))
+    world.write(["a"])
+    world.now_ms += 10
+    if why == "unanswered":
+        world.is_answering = False
+    elif why == "just gone":
+        world.now_ms += GIVEUP_MS  # late for another reason
+        del world.topics["orders"]
+    else:
+        del world.topics["orders"]
+    world.run()
+    if why not in ("young", "just gone"):
+        world.now_ms += GONE_MS_MIN + GIVEUP_MS
+    if why == "level":
+        world.level = LEVEL_OF_CONDITIONS - 1
+    for _ in range(3):
+        world.run()
+        world.now_ms += 1
+    assert world.delays.given_up_count == 0
+    assert world.values(DEAD) == []
+    assert world.led().trouble
+
+
+def test_retention_leaves_what_is_given_up_until_it_is_pending_as_dead() -> None:
+    world = World(**RETRY)
+    world.write(["a"])
+    world.now_ms += 10
+    gone(world)
+    dead = world.led(Lane(is_dead=True))
+    del world.delays._led[dead.key]  # it lags
+    world.run()
+    world.write(["b"])
+    world.now_ms += 2 * GIVEUP_MS
+    world.run()
+    assert world.delays.given_up_count == 2
+    world.delays._led[dead.key] = dead
+    assert world.delays.kept_from(world.partition) == 0
+    world.run()
+    world.now_ms += 1
+    world.run()
+    world.write(["c"])
+    world.run()
+    assert world.values(DEAD) == ["a", "b"]
+
+
+# ---- long logs ----
+
+
+def test_a_log_that_holds_more_than_memory_is_read_ahead_of_need() -> None:
+    world = World()
+    world.delays.entries_max = 8
+    for number in range(0, 60, 3):
+        values = [str(number + index) for index in range(3)]
+        world.write(values, ("deliver-after", b"%d" % (1_000 + (number * 7) % 60)))
+    world.run()
+    led = world.led()
+    assert led.reading is not None
+    assert led.reading.pending.beyond_count > 0
+    passes = {id(led.reading)}
+    world.delays._read_anew = pytest.fail  # type: ignore[assignment]  # that would be a pause
+    for _ in range(150):
+        world.now_ms += 10
+        world.run(steps=3)
+        passes.add(id(led.reading))
+        assert world.delays.kept_from(world.partition) is not None
+    assert sorted(map(int, world.values())) == list(range(60)), "each once"
+    assert len(passes) > 1
