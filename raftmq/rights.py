@@ -179,7 +179,11 @@ def _network(text: str) -> _Network | None:
 
 
 @lru_cache(maxsize=4096)
-def _address(text: str) -> IPv4Address | IPv6Address | None:
+def address_of(text: str) -> IPv4Address | IPv6Address | None:
+    """An address as rules and limits compare it, without a zone; None for any other text.
+
+    A client of IPv4 looks like ::ffff:10.0.0.7 to a socket for both, and is 10.0.0.7.
+    """
     try:
         address = ip_address(text.strip("[]").partition("%")[0])
     except ValueError:
@@ -192,7 +196,7 @@ def is_from(pattern: str, host: str) -> bool:
     """True when a rule's host covers the address of a caller."""
     if pattern in (ANY_HOST, host):
         return True
-    network, address = _network(pattern), _address(host)
+    network, address = _network(pattern), address_of(host)
     return network is not None and address is not None and address in network
 
 

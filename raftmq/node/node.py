@@ -335,8 +335,8 @@ class Node(NodeCore):
         watched += [one for one in (self.peer_tls, self.admin_tls) if one is not None]
         if self.token_keys is not None:
             watched.append(self.token_keys)
-        if self.access.is_guarded:
-            watched.append(self.access)
+        if self.access.tokens is not None:
+            watched.append(self.access.tokens)
         while watched:
             with trio.move_on_after(CERTIFICATES_S):
                 await self._must_reload.wait()

@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -102,7 +102,56 @@ class Certificates:
     mark: Mark
 
 
-class ServerTls:
+class Marked(Protocol):
+    """What was read of files."""
+
+    @property
+    def mark(self) -> Mark:
+        """Of the files, as they were before they were read."""
+        ...
+
+
+M = TypeVar("M", bound=Marked)
+
+
+class Watched(Generic[M]):
+    """Files of one port as they were loaded last; loaded anew when they change."""
+
+    def __init__(self, name: str, load_now: Callable[[], M], mark_now: Callable[[], Mark]) -> None:
+        """Load them.
+
+        Args:
+            name: of the port, in the log and in metrics.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        self.name = name
+        self._load_now = load_now
+        self._mark_now = mark_now
+        self.loaded = load_now()
+        self._failed: Mark = ()
+
+    def look(self, *, must_load: bool) -> M | None:
+        """Load the files if they changed, or in any case; None where nothing has to be done. In a
+        worker thread: a disk may be slow, a key long.
+
+        Raises:
+            ConfigError: a file cannot be used; told once for each state of the files.
+        """
+        mark = self._mark_now()
+        if not must_load and mark in (self.loaded.mark, self._failed):
+            return None
+        self._failed = mark
+        return self._load_now()
+
+    def take(self, loaded: M) -> None:
+        """Use these from now on."""
+        self.loaded = loaded
+        self._failed = ()
+
+
+class ServerTls(Watched[Certificates]):
     """The certificates of one port, as they were loaded last."""
 
     def __init__(self, name: str, files: PemFiles) -> None:
@@ -114,38 +163,18 @@ class ServerTls:
         Raises:
             ConfigError: a file cannot be used.
         """
-        self.name = name
         self.files = files
-        self._loaded = self._load()
-        self._failed: Mark = ()
+        super().__init__(name, self._load, lambda: _mark(files))
 
     @property
     def context(self) -> ssl.SSLContext:
         """For a connection that begins now."""
-        return self._loaded.context
+        return self.loaded.context
 
     @property
     def expires_s(self) -> float:
         """When the first certificate of the chain ceases to be valid, in Unix time."""
-        return self._loaded.expires_s
-
-    def look(self, *, must_load: bool) -> Certificates | None:
-        """Load the files if they changed, or in any case; None where nothing has to be done. In a
-        worker thread: a disk may be slow, a key long.
-
-        Raises:
-            ConfigError: a file cannot be used; told once for each state of the files.
-        """
-        mark = _mark(self.files)
-        if not must_load and mark in (self._loaded.mark, self._failed):
-            return None
-        self._failed = mark
-        return self._load()
-
-    def take(self, loaded: Certificates) -> None:
-        """Use these from now on."""
-        self._loaded = loaded
-        self._failed = ()
+        return self.loaded.expires_s
 
     def _load(self) -> Certificates:
         return load(self.files)

@@ -30,7 +30,7 @@ from typing import Final
 from attrs import field, frozen
 
 from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
-from raftmq.runtime.certificates import FileMark, mark_of, new_server_context
+from raftmq.runtime.certificates import Mark, Watched, mark_of, new_server_context
 from raftmq.runtime.peer_proofs import NUMBER_BYTES, PROOF_BYTES, StreamProofs
 from raftmq.runtime.peer_streams import PeerRefusedError
 from raftmq.runtime.peer_tls import PORT_NAME, PeerHandshakes, PeerTls
@@ -59,7 +59,7 @@ class Secrets:
     """What was read of a file; `mark` tells that it changed."""
 
     texts: tuple[bytes, ...] = field(repr=False)
-    mark: FileMark
+    mark: Mark
 
 
 def read_secrets(path: Path) -> Secrets:
@@ -68,7 +68,7 @@ def read_secrets(path: Path) -> Secrets:
     Raises:
         ConfigError: it cannot be used; it says why, and nothing of what stands there.
     """
-    mark = mark_of(path)
+    mark = (mark_of(path),)
     try:
         lines = read_secret(path).splitlines()
     except SecretFileError as error:
@@ -95,7 +95,7 @@ def _refusal(path: Path, why: str) -> ConfigError:
     return ConfigError(f"key 'cluster_secret_file': {path}: {why}")
 
 
-class SecretTls:
+class SecretTls(Watched[Secrets]):
     """The secrets of the cluster as they were loaded last, and the handshakes made with them."""
 
     refusal = "secret"
@@ -109,10 +109,8 @@ class SecretTls:
             ConfigError: the file cannot be used, or cryptography is not installed.
         """
         assert config.cluster_secret_file is not None, "checked with the configuration"
-        self.name = PORT_NAME
-        self._path = config.cluster_secret_file
-        self._loaded = read_secrets(self._path)
-        self._failed: FileMark | None = None
+        self.path = path = config.cluster_secret_file
+        super().__init__(PORT_NAME, lambda: read_secrets(path), lambda: (mark_of(path),))
         self._handshakes = PeerHandshakes(config)
         self.context, self._certificate = _own_context()
         self.dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -128,24 +126,7 @@ class SecretTls:
     @property
     def secrets_count(self) -> int:
         """How many are known: two while one is replaced."""
-        return len(self._loaded.texts)
-
-    def look(self, *, must_load: bool) -> Secrets | None:
-        """Read the file if it changed, or in any case; None where nothing has to be done.
-
-        Raises:
-            ConfigError: it cannot be used; told once for each state of it.
-        """
-        mark = mark_of(self._path)
-        if not must_load and mark in (self._loaded.mark, self._failed):
-            return None
-        self._failed = mark
-        return read_secrets(self._path)
-
-    def take(self, loaded: Secrets) -> None:
-        """Know these from now on; streams that stand go on."""
-        self._loaded = loaded
-        self._failed = None
+        return len(self.loaded.texts)
 
     # ---- connections ----
 
@@ -173,7 +154,7 @@ class SecretTls:
                 certificate=self._certificate,
                 is_dialling=False,
             )
-            for secret in self._loaded.texts
+            for secret in self.loaded.texts
         ]
         # All of them are tried: the time does not tell which it was.
         known = [proofs for proofs in candidates if proofs.is_known(proof)]
@@ -207,7 +188,7 @@ class SecretTls:
             raise PeerRefusedError("it does not go by the cluster's secret, or by a newer protocol")
         number = secrets.token_bytes(NUMBER_BYTES)
         proofs = StreamProofs(
-            self._loaded.texts[0],
+            self.loaded.texts[0],
             dialled_number=greeting[len(GREETING) :],
             dialling_number=number,
             certificate=certificate,

@@ -181,7 +181,7 @@ class PeerTls(ServerTls):
             EOFError, OSError: it went, or speaks plain only.
             PeerRefusedError: it is not that node.
         """
-        loaded = self._loaded
+        loaded = self.loaded
         assert isinstance(loaded, PeerCertificates)
         layer = await self._handshakes.dial(sock, loaded.dialling)
         found = _node_of(layer)

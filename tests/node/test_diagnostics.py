@@ -268,7 +268,7 @@ def group_node(partitions: list[Lagging], committed: dict[str, int], rows_max: i
     image = SimpleNamespace(groups=GroupsImage(groups=groups))
     return SimpleNamespace(
         engine=SimpleNamespace(image=image),
-        partitions=SimpleNamespace(registry=registry),
+        partitions=SimpleNamespace(registry=registry, views=SimpleNamespace(fills=lambda: ())),
         config=NodeConfig(node_id=1, data=".", metrics_groups_max=rows_max),
         plane=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: NOW_MS)),
     )

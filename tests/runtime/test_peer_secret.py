@@ -498,7 +498,7 @@ async def test_a_secret_is_replaced_while_streams_stand(tmp_path: Path) -> None:
     async def load(node: Node, *texts: str) -> None:
         tls = node.links._tls
         assert isinstance(tls, SecretTls)
-        secret_file(tls._path, *texts, "")
+        secret_file(tls.path, *texts, "")
         loaded = tls.look(must_load=False)
         assert loaded is not None
         tls.take(loaded)
@@ -569,7 +569,7 @@ def test_what_is_random_is_taken(make: Callable[[int], str], tmp_path: Path) -> 
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     tls = SecretTls(config(tmp_path, 1))
     assert tls.look(must_load=False) is None
-    tls._path.write_text("spoilt\n")
+    tls.path.write_text("spoilt\n")
     with pytest.raises(ConfigError):
         tls.look(must_load=False)
     assert tls.look(must_load=False) is None, "told once"
@@ -580,7 +580,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
 
 def test_nothing_shows_a_secret(tmp_path: Path) -> None:
     tls = SecretTls(config(tmp_path, 1))
-    shown = [repr(tls), repr(vars(tls)), repr(tls._loaded), repr(config(tmp_path, 1))]
+    shown = [repr(tls), repr(vars(tls)), repr(tls.loaded), repr(config(tmp_path, 1))]
     assert FIRST not in "".join(shown)
 
 

@@ -374,7 +374,7 @@ def test_files_that_peers_would_not_trust_are_refused_at_once(tmp_path: Path) ->
 
 def test_nothing_older_than_tls_1_3_and_no_tickets(tmp_path: Path) -> None:
     """What can be read on a stream is frames, or its end."""
-    loaded = PeerTls(config(tmp_path, 1))._loaded
+    loaded = PeerTls(config(tmp_path, 1)).loaded
     for context in (loaded.context, loaded.dialling):  # type: ignore[attr-defined]
         assert context.minimum_version is ssl.TLSVersion.TLSv1_3
         assert context.verify_mode is ssl.CERT_REQUIRED

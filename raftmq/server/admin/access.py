@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from ipaddress import IPv6Address, ip_address
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from attrs import field, frozen
 
 from raftmq.config import ConfigError, NodeConfig
-from raftmq.runtime.certificates import FileMark, mark_of
+from raftmq.rights import address_of
+from raftmq.runtime.certificates import Mark, Watched, mark_of
 from raftmq.secret_file import SecretFileError, read_secret
 
 TOKEN_LENGTH_MIN: Final = 16
@@ -45,6 +47,7 @@ READ_ONLY: Final = (
     "this port is for reading: it is not on the loopback, and has no admin_token_file or "
     "admin_client_ca_file",
 )
+PORT_NAME: Final = "admin_listener"
 FOREIGN_HOST: Final = (
     403,
     "Host is no number and no name of this port (admin_listener, advertised_admin)",
@@ -59,7 +62,7 @@ class Tokens:
     """What was read of a file; `mark` tells that it changed."""
 
     texts: tuple[bytes, ...] = field(repr=False)
-    mark: FileMark
+    mark: Mark
 
 
 class Access:
@@ -71,10 +74,11 @@ class Access:
         Raises:
             ConfigError: the file cannot be used.
         """
-        self.name = "admin_listener"
-        self._path = config.admin_token_file
-        self._loaded = None if self._path is None else read_tokens(self._path)
-        self._failed: FileMark | None = None
+        self.name = PORT_NAME
+        self.tokens: Watched[Tokens] | None = None
+        if (path := config.admin_token_file) is not None:
+            load = partial(read_tokens, path)
+            self.tokens = Watched(PORT_NAME, load, lambda: (mark_of(path),))
         self._takes_certificates = config.admin_client_ca_file is not None
         self._is_open = config.admin_listener.is_loopback or config.insecure
         addresses = (config.admin_listener, config.admin_address)
@@ -83,26 +87,7 @@ class Access:
     @property
     def is_guarded(self) -> bool:
         """True when nobody without a token changes anything."""
-        return self._loaded is not None or self._takes_certificates
-
-    def look(self, *, must_load: bool) -> Tokens | None:
-        """Read the file if it changed, or in any case; None where nothing has to be done.
-
-        Raises:
-            ConfigError: it cannot be used; told once for each state of it.
-        """
-        if self._path is None or self._loaded is None:
-            return None
-        mark = mark_of(self._path)
-        if not must_load and mark in (self._loaded.mark, self._failed):
-            return None
-        self._failed = mark
-        return read_tokens(self._path)
-
-    def take(self, loaded: Tokens) -> None:
-        """Know these tokens from now on."""
-        self._loaded = loaded
-        self._failed = None
+        return self.tokens is not None or self._takes_certificates
 
     def refusal(
         self,
@@ -122,8 +107,8 @@ class Access:
         """
         if subject is not None:
             return None
-        if self._loaded is not None and (said := headers.get("authorization", "")):
-            return None if self._knows(said, self._loaded) else UNKNOWN_TOKEN
+        if self.tokens is not None and (said := headers.get("authorization", "")):
+            return None if self._knows(said, self.tokens.loaded) else UNKNOWN_TOKEN
         if path in _HEALTH:
             return None
         if not self._is_own(headers.get("host", "")):
@@ -137,7 +122,7 @@ class Access:
         """Who sent a request that is served, as far as this port can tell."""
         if subject is not None:
             return f"User:{subject}"
-        has_token = self._loaded is not None and headers.get("authorization")
+        has_token = self.tokens is not None and headers.get("authorization")
         return TOKEN_HOLDER if has_token else ANONYMOUS
 
     def _knows(self, said: str, tokens: Tokens) -> bool:
@@ -165,13 +150,8 @@ class Access:
 
 
 def _is_loopback(client: str) -> bool:
-    try:
-        address = ip_address(client)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
+    address = address_of(client)
+    return address is not None and address.is_loopback
 
 
 def read_tokens(path: Path) -> Tokens:
@@ -180,7 +160,7 @@ def read_tokens(path: Path) -> Tokens:
     Raises:
         ConfigError: it cannot be used; it says why, and nothing of what stands there.
     """
-    mark = mark_of(path)
+    mark = (mark_of(path),)
     try:
         text = read_secret(path)
     except SecretFileError as error:

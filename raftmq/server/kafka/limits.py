@@ -10,13 +10,13 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from ipaddress import IPv6Address, ip_address
 from typing import Final, TypeVar
 
 from attrs import field, frozen
 
 from raftmq.config import ConfigError, connections_per_ip
 from raftmq.errors import RemoteProtocolError
+from raftmq.rights import address_of
 
 T = TypeVar("T")
 
@@ -66,13 +66,8 @@ def canonical_host(host: str) -> str:
 
     A client of IPv4 looks like ::ffff:10.0.0.7 to a socket for both.
     """
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return str(address)
+    address = address_of(host)
+    return host if address is None else str(address)
 
 
 def resolve_overrides(text: str) -> dict[str, int]:

@@ -110,24 +110,26 @@ def test_a_token_is_replaced_by_way_of_two(tmp_path: Path) -> None:
     rules = access(tmp_path)
     path = tmp_path / "token"
     new = "f" * 32
+    tokens = rules.tokens
+    assert tokens is not None
 
     def known() -> list[bool]:
         headers = [{"authorization": f"Bearer {token}"} for token in (TOKEN, new)]
         return [rules.refusal("POST", "/balance", said, ELSEWHERE) is None for said in headers]
 
-    assert rules.look(must_load=False) is None
+    assert tokens.look(must_load=False) is None
     for text, expected in ((f"{TOKEN}\n{new}\n", [True, True]), (f"\n  {new} \n", [False, True])):
         path.write_text(text)
-        loaded = rules.look(must_load=False)
+        loaded = tokens.look(must_load=False)
         assert loaded is not None
-        rules.take(loaded)
+        tokens.take(loaded)
         assert known() == expected
         assert TOKEN not in repr(loaded)
     path.write_text("short\n")
     with pytest.raises(ConfigError, match="a token in each line, of 16 characters") as caught:
-        rules.look(must_load=False)
+        tokens.look(must_load=False)
     assert "short" not in str(caught.value)
-    assert rules.look(must_load=False) is None, "told once"
+    assert tokens.look(must_load=False) is None, "told once"
     assert known() == [False, True]
 
 
