@@ -2,8 +2,10 @@
 
 Fetching happens in worker threads alone, one at a time, and is bounded in time and size. Keys are
 fetched when they are old, and when a token names one that is not known, but then not again within a
-few seconds, whatever strangers send. What cannot be fetched or read changes nothing: the keys that
-are known stay, and the failure is told once for each time.
+few seconds, or half a minute after a failure, whatever strangers send; and who comes while they are
+being fetched waits for a moment only, so that one worker at most hangs where the issuer does. What
+cannot be fetched or read changes nothing: the keys that are known stay, and the failure is told
+once, unless it is mended by then.
 
 Redirections are not followed: an address that was checked leads nowhere else.
 """
@@ -34,10 +36,12 @@ from raftmq.sasl.oauthbearer import (
 KEYS_BYTES_MAX: Final = 1 << 20
 FETCH_S: Final = 5.0
 """How long a fetch may take, all of it."""
+WAIT_S: Final = 1.0
+"""How long a token with an unknown key waits while keys are fetched for another one."""
 UNKNOWN_KEY_S: Final = 5.0
 """A token with an unknown key has keys fetched once in so long at most."""
 AGAIN_S: Final = 30.0
-"""After a failure keys that are old are fetched again after so long."""
+"""After a failure nothing is fetched for so long."""
 _PIECE_BYTES: Final = 64 << 10
 INSTALL: Final = "`pip install 'raftmq[oauth]'`"
 
@@ -82,8 +86,7 @@ class TokenKeys:
         self._lock = threading.Lock()
         self._keys: tuple[TokenKey, ...] = ()
         self._has_loaded = False
-        self._tried_s = -UNKNOWN_KEY_S
-        self._next_s = now_s()
+        self._next_s = self._next_unknown_s = now_s()
         self._untold = ""
         self._mark: FileMark | None = None
         self._path = config.oauth_jwks_file
@@ -91,7 +94,7 @@ class TokenKeys:
             self._key = "oauth_jwks_file"
             self._read: Callable[[], bytes] = partial(_read_file, self._path)
             with self._lock:
-                self._load(now_s())
+                self._load()
             if self._untold:
                 raise ConfigError(self._untold)
         else:
@@ -113,9 +116,8 @@ class TokenKeys:
             ConfigError: they cannot be had; told once for each try.
         """
         with self._lock:
-            now_s = self._now_s()
-            if must_load or self._is_old(now_s):
-                self._load(now_s)
+            if must_load or self._is_old():
+                self._load()
             untold, self._untold = self._untold, ""
             is_loaded, self._has_loaded = self._has_loaded, False
         if untold:
@@ -129,34 +131,37 @@ class TokenKeys:
         found = self._named(key_id)
         if found or self._path is not None:
             return found
-        with self._lock:
-            # Whoever waited for the lock finds what the one before it fetched.
-            now_s = self._now_s()
-            if not self._named(key_id) and now_s - self._tried_s >= UNKNOWN_KEY_S:
-                self._load(now_s)
+        if self._lock.acquire(timeout=WAIT_S):
+            try:
+                # Whoever waited for the lock finds what the one before it fetched.
+                if not self._named(key_id) and self._now_s() >= self._next_unknown_s:
+                    self._load()
+            finally:
+                self._lock.release()
         return self._named(key_id)
 
     def _named(self, key_id: str | None) -> list[TokenKey]:
         return [key for key in self._keys if key_id in (None, key.key_id)]
 
-    def _is_old(self, now_s: float) -> bool:
+    def _is_old(self) -> bool:
         if self._path is not None:
             return mark_of(self._path) != self._mark
-        return now_s >= self._next_s
+        return self._now_s() >= self._next_s
 
-    def _load(self, now_s: float) -> None:
-        self._tried_s = now_s
+    def _load(self) -> None:
         if self._path is not None:
             self._mark = mark_of(self._path)
         try:
             self._keys = read_keys(self._read())
         except (FetchError, NoKeysError) as error:
             self._untold = f"key {self._key!r}: {error}"
-            self._next_s = now_s + min(AGAIN_S, self._refresh_s)
+            self._next_unknown_s = self._now_s() + AGAIN_S
+            self._next_s = self._now_s() + min(AGAIN_S, self._refresh_s)
         else:
             self._untold = ""
             self._has_loaded = True
-            self._next_s = now_s + self._refresh_s
+            self._next_unknown_s = self._now_s() + UNKNOWN_KEY_S
+            self._next_s = self._now_s() + self._refresh_s
 
 
 def _read_file(path: Path) -> bytes:

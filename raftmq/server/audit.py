@@ -111,7 +111,8 @@ class Audit:
     def __init__(self, sink: AuditSink | None, clock: Clock, *, cluster: str, node: int) -> None:
         self.is_kept = sink is not None
         self.lines: dict[tuple[str, str], int] = {}
-        self.left_out: dict[str, int] = {}
+        # From nothing on: an alert on the increase sees the first one.
+        self.left_out = {"rate": 0, "memory": 0} if self.is_kept else {}
         self._sink = sink
         self._clock = clock
         self._origin = {"cluster": cluster, "node": node}
@@ -235,7 +236,7 @@ class Audit:
             self._count_left_out("memory", 1)
 
     def _count_left_out(self, why: str, count: int) -> None:
-        self.left_out[why] = self.left_out.get(why, 0) + count
+        self.left_out[why] += count
 
     def _put(self, said: dict[str, Any]) -> bool:
         assert self._sink is not None, "there are lines only where they are kept"

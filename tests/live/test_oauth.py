@@ -132,7 +132,7 @@ def test_confluent_kafka_is_told_of_a_bad_token(served: Served, kind: str) -> No
 
 def test_kafka_python(served: Served) -> None:
     from kafka import KafkaConsumer, KafkaProducer
-    from kafka.sasl.oauth import AbstractTokenProvider
+    from kafka.net.sasl.oauth import AbstractTokenProvider
 
     class Tokens(AbstractTokenProvider):  # type: ignore[misc]
         def __init__(self) -> None:

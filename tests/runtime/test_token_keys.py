@@ -33,11 +33,16 @@ class Server:
     def __init__(self, context: Any = None) -> None:
         self.code, self.body, self.headers = 200, b"", {}
         self.asked = 0
+        self.is_asked, self.hold = threading.Event(), threading.Event()
+        self.hold.set()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked += 1
+                if not outer.hold.is_set():
+                    outer.is_asked.set()
+                    outer.hold.wait(20)
                 self.send_response(outer.code)
                 for name, value in outer.headers.items():
                     self.send_header(name, value)
@@ -142,12 +147,16 @@ def test_keys_are_fetched_when_they_are_old(server: Server) -> None:
         known.look(must_load=False)
     assert known.look(must_load=False) is None
     assert known.verify(ISSUED.token()).user == "alice", "the old ones stay"
-    CLOCK.now_s += UNKNOWN_KEY_S
+    CLOCK.now_s += AGAIN_S - 1
     asked = server.asked
     for _ in range(3):
         with pytest.raises(InvalidTokenError):
             known.verify(ISSUED.token(key_id="ec"))
-    assert server.asked == asked + 1, "as seldom as ever"
+    assert server.asked == asked, "after a failure strangers wait for longer"
+    CLOCK.now_s += 1
+    with pytest.raises(InvalidTokenError):
+        known.verify(ISSUED.token(key_id="ec"))
+    assert server.asked == asked + 1
     server.code = 200
     CLOCK.now_s += AGAIN_S
     assert known.look(must_load=False) is True
@@ -181,6 +190,34 @@ def test_a_server_that_takes_too_long(server: Server, monkeypatch: pytest.Monkey
     known = keys(oauth_jwks_url=f"http://127.0.0.1:{server.port}/")
     with pytest.raises(ConfigError, match=r"timed out|not within"):
         known.look(must_load=False)
+
+
+def test_an_issuer_that_hangs_takes_one_worker(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another token with an unknown key gives up soon, one with a known key does not wait."""
+    monkeypatch.setattr(token_keys, "WAIT_S", 0.01)
+    server.body = ISSUED.jwks("rsa")
+    known = keys(oauth_jwks_url=f"http://127.0.0.1:{server.port}/")
+    known.look(must_load=True)
+    CLOCK.now_s += UNKNOWN_KEY_S
+    server.hold.clear()
+    errors: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(InvalidTokenError) as caught:
+            known.verify(ISSUED.token(key_id="ec"))
+        errors.append(str(caught.value))
+
+    first = threading.Thread(target=ask)
+    first.start()
+    server.is_asked.wait(20)
+    ask()
+    assert errors == ["an unknown key"]
+    assert known.verify(ISSUED.token()).user == "alice"
+    server.hold.set()
+    first.join(20)
+    assert errors == ["an unknown key"] * 2
 
 
 def test_https_and_whom_it_is_trusted_by(tmp_path: Path) -> None:

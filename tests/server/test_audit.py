@@ -129,7 +129,7 @@ def test_strangers_cannot_fill_the_file() -> None:
     for _ in range(FAILED_MAX + 7):
         world.fail()
     assert len(world.lines.raw) == FAILED_MAX
-    assert world.audit.left_out == {"rate": 7}
+    assert world.audit.left_out == {"rate": 7, "memory": 0}
     world.audit.authentication(WHO, "PLAIN", AuditOutcome.OK)
     assert len(world.lines.raw) == FAILED_MAX + 1, "other outcomes have room of their own"
     world.audit.tick()
@@ -160,7 +160,7 @@ def test_changes_are_never_left_out_for_their_number() -> None:
             row = AuditRow("topic:t", "", "NONE")
             world.audit.administration(WHO, "CreateTopics", outcome, [row])
     assert len(world.lines.raw) == 6_000
-    assert world.audit.left_out == {}
+    assert world.audit.left_out == {"rate": 0, "memory": 0}
 
 
 def test_lines_for_which_there_is_no_memory_are_counted_and_told() -> None:
@@ -169,7 +169,7 @@ def test_lines_for_which_there_is_no_memory_are_counted_and_told() -> None:
     row = AuditRow("topic:t", "", "NONE")
     for _ in range(4):
         world.audit.administration(WHO, "CreateTopics", AuditOutcome.OK, [row])
-    assert world.audit.left_out == {"memory": 3}
+    assert world.audit.left_out == {"rate": 0, "memory": 3}
     world.audit.tick()
     assert len(world.lines.raw) == 1
     world.lines.room = None
