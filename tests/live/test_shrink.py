@@ -21,14 +21,14 @@ EACH = 50
 class Writer:
     """A stock producer that writes by number, and knows what became of each record."""
 
-    def __init__(self, bootstrap: str, timeout_ms: int = 10_000) -> None:
+    def __init__(self, bootstrap: str, timeout_ms: int = 10_000, acks: str = "all") -> None:
         self.offsets: dict[tuple[int, bytes], int] = {}
         self.errors: list[tuple[int, str]] = []
         self._producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": bootstrap,
-                "acks": "all",
-                "enable.idempotence": True,
+                "acks": acks,
+                "enable.idempotence": acks == "all",
                 "message.timeout.ms": timeout_ms,
             }
         )
@@ -48,7 +48,7 @@ class Writer:
 
 
 class Group:
-    """Members of one group, one after the other; what they read, each record counted."""
+    """Members of one group, one after the other; what they read, and whether any record twice."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         self.read: dict[tuple[int, int], bytes] = {}
@@ -67,16 +67,18 @@ class Group:
         try:
             consumer.subscribe(topics)
 
-            def read_one() -> bool:
-                message = consumer.poll(0.5)
-                if message is not None and message.error() is None:
-                    at = message.partition(), message.offset()
-                    if at in self.read:
-                        self.twice.append(at)
-                    self.read[at] = message.value()
+            def read_some() -> bool:
+                for message in consumer.consume(min(500, count - len(self.read)), 0.2):
+                    if message.error() is None:
+                        number, offset = message.partition(), message.offset()
+                        assert number is not None
+                        assert offset is not None
+                        if (number, offset) in self.read:
+                            self.twice.append((number, offset))
+                        self.read[number, offset] = message.value() or b""
                 return len(self.read) >= count
 
-            wait_until(read_one, 120, f"{count} records")
+            wait_until(read_some, 120, f"{count} records")
             consumer.commit(asynchronous=False)
         finally:
             consumer.close()
