@@ -34,7 +34,6 @@ from raftmq.records import (
     BatchHeader,
     assemble_batch,
     parse_header,
-    read_bytes,
     read_varint,
 )
 from raftmq.types import Buffer, Offset
@@ -275,13 +274,29 @@ class _Walk:
 
     def _judge(self, key: bytes | None, block: bytes) -> bool:
         """The verdict on a key and the bytes of headers, which is remembered."""
-        verdict = self._condition.matches(key, _headers(block) if self._reads_headers else ())
+        if not self._reads_headers:
+            verdict = self._condition.matches(key, ())
+        elif self._lacks_needles(key, block):
+            verdict = False
+        else:
+            verdict = self._condition.matches(key, _headers(block))
         if len(block) + len(key or b"") <= _SUBJECT_MAX:
             verdicts = self._condition.verdicts
             if len(verdicts) >= _VERDICTS_MAX:
                 verdicts.clear()
             verdicts[key, block] = verdict
         return verdict
+
+    def _lacks_needles(self, key: bytes | None, block: bytes) -> bool:
+        """True where something is not there that a match must have: to look for it costs less than
+        to take headers apart."""
+        for group in self._condition.needles:
+            for needle in group:
+                if needle in block or (key is not None and needle in key):
+                    break
+            else:
+                return True
+        return False
 
     def _keep(self, start: int, last_at: int, end: int, count: int) -> None:
         kept = self.kept
@@ -393,19 +408,29 @@ def _headers(block: bytes) -> list[tuple[bytes, bytes | None]]:
     """The headers of a record, from the bytes of all of them.
 
     Raises:
-        CorruptBatchError: they break the format.
+        KafkaError: they break the format.
+        IndexError: the bytes end.
     """
-    end = len(block)
-    count, position = read_varint(block, 0)
-    if not 0 <= count <= end:
-        raise CorruptBatchError(f"{count} record headers")
+    code, position = read_code(block, 0)
     headers: list[tuple[bytes, bytes | None]] = []
-    for _ in range(count):
-        name, position = read_bytes(block, position, end)
-        value, position = read_bytes(block, position, end)
-        if name is None:
+    for _ in range(code >> 1):
+        size = block[position]
+        position += 1
+        if size >= 0x80:
+            size, position = read_code(block, position - 1)
+        if size & 1:
             raise CorruptBatchError("a record header without a name")
+        name = block[position : position + (size >> 1)]
+        position += size >> 1
+        size = block[position]
+        position += 1
+        if size >= 0x80:
+            size, position = read_code(block, position - 1)
+        value = None
+        if not size & 1:
+            value = block[position : position + (size >> 1)]
+            position += size >> 1
         headers.append((name, value))
-    if position != end:
+    if position != len(block) or code & 1:
         raise CorruptBatchError("a record that is shorter or longer than it says")
     return headers
