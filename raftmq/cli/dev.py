@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shlex
 import shutil
 import signal
 import tempfile
@@ -24,6 +25,7 @@ from raftmq.cli.dev_cluster import (
     DevCluster,
     DevError,
     DevNode,
+    admit_all,
     find_cluster,
     is_dev_node,
     read_cluster_file,
@@ -31,6 +33,8 @@ from raftmq.cli.dev_cluster import (
     record_pid,
 )
 from raftmq.config import METADATA_ENGINES, ConfigError
+from raftmq.errors import RaftmqError
+from raftmq.runtime.throw_away import ADMIN, USER, ThrowAway
 
 READY_TIMEOUT_S: Final = 60.0
 _RESTART_DELAY_S: Final = 0.5
@@ -40,6 +44,7 @@ examples:
   raftmq dev                              three nodes on 127.0.0.1:9092,9093,9094
   raftmq dev --nodes 1 --port 19092
   raftmq dev --data ./cluster             keep the data; start again with the same folder
+  raftmq dev --secure                     TLS, users, rules; prints how clients log in
   raftmq dev --node 2 --data ./cluster    run one node of it again, in the foreground
 
 exit codes: 0 ended as asked, 1 failed, 2 usage or a key that cannot be used
@@ -76,7 +81,7 @@ def dev(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         note(f"raftmq dev: {error}")
         return 2
-    except DevError as error:
+    except RaftmqError as error:
         note(f"raftmq dev: {error}")
         return 1
     except OSError as error:
@@ -114,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=a_number(1, 65535), help="client port of the first; others follow [9092]")
     add("--data", metavar="DIR", help="folder to keep [a temporary one, removed at the end]")
     add("--restart", action="store_true", help="start dead nodes again")
+    add(
+        "--secure",
+        action="store_true",
+        help="TLS, users and rules: a throw-away CA, and files for clients to log in by",
+    )
     add("--node", type=int, metavar="ID", help="run this node of DIR alone, in the foreground")
     add(
         "--metadata-engine",
@@ -231,9 +241,14 @@ def _run_all(options: argparse.Namespace) -> int:
             port=port,
             metadata_engine=options.metadata_engine,
             settings=settings,
+            security="scram" if options.secure else None,
         )
         if start_cluster(cluster, signals):
+            if cluster.security is not None:
+                admit_all(cluster.security, cluster.bootstrap, READY_TIMEOUT_S)
             out(f"ready {cluster.bootstrap}")
+            if cluster.security is not None:
+                note(_how_to_log_in(cluster.security))
             kind = " (temporary)" if is_temporary else ""
             note(f"data in {folder}{kind}; Ctrl-C ends")
             _supervise(cluster, signals, must_restart=options.restart)
@@ -246,6 +261,42 @@ def _run_all(options: argparse.Namespace) -> int:
         signals.close()
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _how_to_log_in(security: ThrowAway) -> str:
+    """What to type next: every line of it works as it stands, also in a folder with blanks."""
+    admin, user, properties, user_properties = (
+        shlex.quote(str(security.folder / name))
+        for name in (
+            f"{ADMIN}.toml",
+            f"{USER}.toml",
+            f"{ADMIN}.properties",
+            f"{USER}.properties",
+        )
+    )
+    read = 'dict(line.strip().split("=", 1) for line in open(sys.argv[1]))'
+    code = f"import sys; from confluent_kafka.admin import AdminClient as A; c = {read}; "
+    code += "print(sorted(A(c).list_topics(timeout=30).topics))"
+    return f"""\
+clients speak {security.protocol}, nodes TLS; the admin port wants a token. How to log in stands in
+files for your eyes alone, with the passwords, which are shown nowhere else:
+  {admin}  {ADMIN}, who may do everything
+  {user}  {USER}, who reads and writes topics
+the same for kcat and other clients on librdkafka:
+  {properties}
+  {user_properties}
+
+try in another terminal:
+  export RAFTMQ_SECURITY={admin}
+  raftmq topic create orders
+  raftmq produce orders hello --security {user}
+  raftmq consume orders --security {user}
+  raftmq topic delete orders --security {user}     # refused: {USER} has no right to
+  raftmq node list
+  raftmq node cordon 1 && raftmq node uncordon 1
+  raftmq acl list
+  kcat -F {user_properties} -L
+  python3 -c '{code}' {user_properties}"""
 
 
 def _supervise(cluster: DevCluster, signals: Signals, *, must_restart: bool) -> None:

@@ -29,13 +29,16 @@ from raftmq.cli.console import note
 from raftmq.config import ConfigError, NodeConfig, load_config
 from raftmq.errors import RaftmqError
 from raftmq.ports import DiskError, replace_file
+from raftmq.rights import ANY_HOST, ANY_NAME, Kind, Operation, Pattern, Permission, Rule
 from raftmq.runtime.disk import RealDisk
+from raftmq.runtime.throw_away import ADMIN, USER, ThrowAway, toml_text
 
 if TYPE_CHECKING:
     from raftmq.node import Listeners
 
 HOST: Final = "127.0.0.1"
 CLUSTER_FILE: Final = "cluster.json"
+SECURITY_FOLDER: Final = "security"
 PORT_DEFAULT: Final = 9092
 _NODE_FILE: Final = re.compile(r"node-(\d+)\.toml$")
 _NODE_FOLDER: Final = re.compile(r"node-(\d+)$")
@@ -104,6 +107,8 @@ class DevCluster:
     """Kafka's broker-wide settings, by their Kafka names."""
     death_signal: int = signal.SIGTERM
     """What nodes get when this process ends before them."""
+    security: ThrowAway | None = None
+    """What keeps strangers out; None: nothing."""
 
     @classmethod
     def plan(
@@ -116,13 +121,16 @@ class DevCluster:
         settings: Mapping[str, Any] | None = None,
         defaults: Mapping[str, str] | None = None,
         data: Path | None = None,
+        security: str | None = None,
     ) -> DevCluster:
         """Lay a cluster out, or the one that the folder already holds.
 
-        Nodes of a new one keep their data in `data`, by default the folder itself.
+        Nodes of a new one keep their data in `data`, by default the folder itself. With `security`
+        (`throw_away.MODES`) strangers are kept out; so they are where an earlier start had it so.
 
         Raises:
             DevError: the folder holds another number of nodes, or runs already.
+            RaftmqError: it was secured in another way, or nothing is there that signs certificates.
         """
         folder.mkdir(parents=True, exist_ok=True)
         known = find_cluster(folder)
@@ -140,6 +148,10 @@ class DevCluster:
         cluster = cls(folder, [DevNode(plan) for plan in plans], metadata_engine)
         cluster.settings = dict(settings or {})
         cluster.defaults = dict(defaults or {})
+        cluster.security = ThrowAway.of(folder / SECURITY_FOLDER)
+        if security is not None:
+            ids = [plan.id for plan in plans]
+            cluster.security = ThrowAway.make(folder / SECURITY_FOLDER, security, ids)
         cluster._write_configs()
         return cluster
 
@@ -268,6 +280,14 @@ class DevCluster:
                 self.kill(ending)
             time.sleep(0.005)
 
+    def _client_lines(self, plan: NodePlan) -> list[str]:
+        """How a node is reached by clients, and by whom else."""
+        address = f"{HOST}:{plan.port}"
+        if self.security is None:
+            return [f'client_listener = "{address}"']
+        keys = self.security.node_settings(plan.id, address)
+        return [f"{k} = {toml_text(v)}" for k, v in keys.items() if k not in self.settings]
+
     def _write_configs(self) -> None:
         peers = [
             {"id": node.plan.id, "host": HOST, "port": node.plan.peer_port}
@@ -279,7 +299,7 @@ class DevCluster:
                 f"node_id = {plan.id}",
                 f'cluster_id = "{self.cluster_id}"',
                 f"data = {json.dumps(plan.data)}",
-                f'client_listener = "{HOST}:{plan.port}"',
+                *self._client_lines(plan),
                 f'peer_listener = "{HOST}:{plan.peer_port}"',
                 f'admin_listener = "{HOST}:{plan.admin_port}"',
                 f'metadata_engine = "{self.metadata_engine}"',
@@ -432,6 +452,66 @@ def record_pid(folder: Path, node_id: int, pid: int) -> None:
             return
     known = ", ".join(str(node["id"]) for node in content["nodes"])
     raise DevError(f"no node {node_id} in {folder}; it has {known}")
+
+
+_USER_MAY: Final = {
+    Kind.TOPIC: (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS),
+    Kind.GROUP: (Operation.READ,),
+    Kind.TRANSACTIONAL_ID: (Operation.WRITE,),
+}
+"""Of every topic, group and id: what services do, and nothing that administrates."""
+
+
+def admit(security: ThrowAway, user: str, bootstrap: str, timeout_s: float) -> None:
+    """Let a user in who may read and write every topic; again, it changes nothing.
+
+    Raises:
+        DevError: the cluster does not do that in time.
+    """
+    from raftmq_client.blocking.admin import Admin
+    from raftmq_client.core.admin import SCRAM_MECHANISMS
+    from raftmq_client.errors import AuthenticationError, ClientError
+    from raftmq_client.security_file import read_security_file
+
+    security.write_client_files(ADMIN, bootstrap)
+    shown = read_security_file(security.folder / f"{ADMIN}.toml").access.security()
+    principal = security.principal(user)
+    rules = [
+        Rule(kind, Pattern.LITERAL, ANY_NAME, principal, ANY_HOST, operation, Permission.ALLOW)
+        for kind, operations in _USER_MAY.items()
+        for operation in operations
+    ]
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with Admin(bootstrap, security=shown, timeout_ms=timeout_s * 1000) as admin:
+                if security.mode == "scram" and not admin.users([user]):
+                    for mechanism in SCRAM_MECHANISMS:
+                        admin.set_password(user, security.password(user), mechanism=mechanism)
+                admin.create_acls(rules)
+                return
+        except AuthenticationError as error:
+            # The first user, who this is, is made by the nodes themselves once they serve.
+            if time.monotonic() > deadline:
+                raise DevError(f"{ADMIN} is not let in: {error}") from error
+            time.sleep(_AGAIN_S)
+        except ClientError as error:
+            raise DevError(f"user {user} is not let in: {error}") from error
+
+
+def admit_all(security: ThrowAway, bootstrap: str, timeout_s: float) -> None:
+    """Let the users in who are there from the beginning, and write the files of all clients.
+
+    Raises:
+        DevError: as `admit`.
+    """
+    if USER in security.users:
+        admit(security, USER, bootstrap, timeout_s)
+    for user in security.users or (USER,):
+        security.write_client_files(user, bootstrap)
+
+
+_AGAIN_S: Final = 0.1
 
 
 def is_healthy(admin_port: int) -> bool:
