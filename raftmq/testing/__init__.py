@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raftmq.testing.cluster import Cluster, ClusterError, LackError
+    from raftmq.testing.login import Login
 
-__all__ = ["Cluster", "ClusterError", "LackError"]
+__all__ = ["Cluster", "ClusterError", "LackError", "Login"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'raftmq.testing' has no attribute {name!r}")
-    from raftmq.testing import cluster
+    from raftmq.testing import cluster, login
 
-    return getattr(cluster, name)
+    return getattr(login if name == "Login" else cluster, name)

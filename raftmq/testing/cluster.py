@@ -24,16 +24,23 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from attrs import frozen
 
 from raftmq.errors import RaftmqError
+from raftmq.testing.login import Login
+
+if TYPE_CHECKING:
+    from raftmq.runtime.throw_away import ThrowAway
+    from raftmq_client import Admin
 
 __all__ = ["Cluster", "ClusterError", "LackError", "NodeView"]
 
 HOST: Final = "127.0.0.1"
 SIZES: Final = (1, 3, 5)
+KINDS: Final = ("scram", "mtls", "tls")
+FIRST_USER: Final = "alice"
 VOTERS_MAX: Final = 3
 START_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.01
@@ -156,6 +163,9 @@ class Cluster:
         nodes: 1, 3 or 5.
         defaults: Kafka's broker-wide settings by their Kafka names, such as num.partitions.
         settings: keys of the nodes' configuration (`raftmq start --help`).
+        security: None: whoever comes may do everything. "scram": SASL_SSL, users with passwords and
+            rules; "mtls": SSL with certificates of clients, and rules; "tls": encryption alone.
+            Needs the extra `secure`. `client` says how to come in.
         power_disk: keep the data where `lose_power` can strike; needs root and XFS.
         timeout_s: how long nodes may take to serve.
         link: a keeper begun earlier, which saves its time.
@@ -167,15 +177,20 @@ class Cluster:
         *,
         defaults: Mapping[str, object] | None = None,
         settings: Mapping[str, object] | None = None,
+        security: str | None = None,
         power_disk: bool = False,
         timeout_s: float = START_TIMEOUT_S,
         link: KeeperLink | None = None,
     ) -> None:
         if nodes not in SIZES:
             raise ValueError(f"nodes is {nodes}, and must be one of {SIZES}")
+        if security not in (None, *KINDS):
+            raise ValueError(f"security is {security!r}, and must be None or one of {KINDS}")
         self._size = nodes
         self._defaults = {**QUICK, **{k: _text(v) for k, v in (defaults or {}).items()}}
         self._settings = dict(settings or {})
+        self._security = security
+        self._admin_token = ""
         self._power_disk = power_disk
         self._timeout_s = timeout_s
         self._link = link
@@ -212,8 +227,11 @@ class Cluster:
                 nodes=self._size,
                 settings=self._settings,
                 defaults=self._defaults,
+                security=self._security,
                 power_disk=self._power_disk,
             )
+            if self._security is not None:
+                self._admit()
         except BaseException:
             self.close()
             raise
@@ -237,6 +255,82 @@ class Cluster:
     def address(self, node: int) -> str:
         """Where clients find one node."""
         return f"{HOST}:{self.node(node).port}"
+
+    @property
+    def ca_file(self) -> Path:
+        """The CA of a secured cluster, in PEM, for clients to trust."""
+        return self._throw_away.ca_file
+
+    def client(self, user: str = "alice", *, mechanism: str = "SCRAM-SHA-512") -> Login:
+        """How a user comes in, in the words of each client: `Producer(cluster.client().confluent)`.
+
+        Args:
+            user: `alice`, who may read, write and create topics; `admin`, who may do everything; or
+                one of `create_user`. Where nobody is asked who he is, any.
+            mechanism: of a cluster with passwords; PLAIN and SCRAM-SHA-256 are offered, too.
+
+        Raises:
+            ClusterError: there is no such user.
+        """
+        if self._security is None:
+            return Login(self.bootstrap)
+        made = self._throw_away
+        names = Login(self.bootstrap, made.protocol, ca_file=made.ca_file)
+        if self._security == "tls":
+            return names.but(toml=made.folder / f"{FIRST_USER}.toml")
+        toml = made.folder / f"{user}.toml"
+        if not toml.exists():
+            raise ClusterError(f"there is no user {user!r}: create_user makes one")
+        if self._security == "mtls":
+            pair = made.folder / f"{user}.pem", made.folder / f"{user}.key"
+            return names.but(username=user, certificate_file=pair[0], key_file=pair[1], toml=toml)
+        password = made.password(user)
+        return names.but(mechanism=mechanism, username=user, password=password, toml=toml)
+
+    def create_user(self, name: str, *, is_expired: bool = False) -> Login:
+        """Make a user who may do what `alice` may.
+
+        Args:
+            is_expired: the user's certificate is valid no more (security="mtls").
+
+        Raises:
+            ClusterError: this cluster has no users, or nodes refuse it.
+        """
+        from raftmq.cli.dev_cluster import admit
+
+        if self._security not in ("scram", "mtls"):
+            raise ClusterError('only a cluster with security="scram" or "mtls" has users')
+        if is_expired and self._security != "mtls":
+            raise ClusterError('only users of security="mtls" have certificates')
+        made = self._throw_away
+        made.add_user(name, is_expired=is_expired)
+        try:
+            admit(made, name, ",".join(self._live_addresses()), self._timeout_s)
+        except RaftmqError as error:
+            raise ClusterError(str(error)) from error
+        made.write_client_files(name, self.bootstrap)
+        return self.client(name)
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user, which ends its connections (security="scram").
+
+        Raises:
+            ClusterError: there is no such user.
+        """
+        from raftmq_client import ClientError
+
+        if self._security != "scram":
+            raise ClusterError('only a cluster with security="scram" can delete users')
+        try:
+            with self._open_admin() as admin:
+                for credential in admin.users([name])[name]:
+                    admin.delete_credential(name, credential.mechanism)
+        except KeyError:
+            raise ClusterError(f"there is no user {name!r}") from None
+        except ClientError as error:
+            raise ClusterError(str(error)) from error
+        for path in self._throw_away.files_of(name):
+            path.unlink(missing_ok=True)
 
     @property
     def prefix(self) -> str:
@@ -265,13 +359,13 @@ class Cluster:
         Raises:
             ClusterError: the cluster refuses it, or it has no leaders in time.
         """
-        from raftmq_client import Admin, ClientError
+        from raftmq_client import ClientError
 
         whole = name if self.prefix and name.startswith(self.prefix) else self.topic(name)
         settings = {key: _text(value) for key, value in (configs or {}).items()}
         deadline = time.monotonic() + self._timeout_s
         try:
-            with Admin(self._live_addresses(), timeout_ms=self._timeout_s * 1000) as admin:
+            with self._open_admin() as admin:
                 admin.create_topic(whole, partitions, configs=settings)
                 while any(item.leader < 0 for item in admin.topic(whole).partitions):
                     if time.monotonic() > deadline:
@@ -287,9 +381,7 @@ class Cluster:
         Raises:
             ClusterError: there is no such partition, or it has no leader.
         """
-        from raftmq_client import Admin
-
-        with Admin(self._live_addresses()) as admin:
+        with self._open_admin() as admin:
             for found in admin.topic(topic).partitions:
                 if found.partition == partition and found.leader in self._nodes:
                     return int(found.leader)
@@ -450,6 +542,33 @@ class Cluster:
 
     # ---- within ----
 
+    @property
+    def _throw_away(self) -> ThrowAway:
+        from raftmq.runtime.throw_away import ThrowAway
+
+        found = ThrowAway.of(self.folder / "security")
+        if found is None:
+            raise ClusterError("this cluster is not secured: Cluster(security=...)")
+        return found
+
+    def _admit(self) -> None:
+        """Let the first users in."""
+        from raftmq.cli.dev_cluster import admit_all
+
+        made = self._throw_away
+        self._admin_token = made.admin_token
+        try:
+            admit_all(made, self.bootstrap, self._timeout_s)
+        except RaftmqError as error:
+            raise ClusterError(str(error)) from error
+
+    def _open_admin(self) -> Admin:
+        from raftmq_client import Admin
+
+        login = self.client("admin")
+        timeout_ms = self._timeout_s * 1000
+        return Admin(self._live_addresses(), security=login.security, timeout_ms=timeout_ms)
+
     def _ask(self, do: str, **order: object) -> None:
         if self._link is None:
             raise ClusterError("this cluster does not run: it was closed, or never started")
@@ -528,7 +647,8 @@ class Cluster:
         left_s = max(0.1, deadline - time.monotonic())
         connection = http.client.HTTPConnection(HOST, view.admin_port, timeout=left_s)
         try:
-            connection.request(method, path, body)
+            token = {"Authorization": f"Bearer {self._admin_token}"} if self._admin_token else {}
+            connection.request(method, path, body, token)
             response = connection.getresponse()
             content: dict[str, Any] = json.loads(response.read())
         finally:
@@ -538,9 +658,7 @@ class Cluster:
         return content
 
     def _delete_topics(self, prefix: str) -> None:
-        from raftmq_client import Admin
-
-        with Admin(self._live_addresses()) as admin:
+        with self._open_admin() as admin:
             for topic in admin.cluster(None).topics:
                 if topic.name.startswith(prefix):
                     admin.delete_topic(topic.name)

@@ -218,6 +218,7 @@ class Keeper:
                 settings=order["settings"],
                 defaults=order["defaults"],
                 data=data,
+                security=order["security"],
             )
             try:
                 cluster.bind()
