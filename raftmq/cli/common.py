@@ -92,6 +92,7 @@ HINTS: Final[dict[ErrorCode, str]] = {
     ErrorCode.OFFSET_OUT_OF_RANGE: "`raftmq topic describe` shows the first and next offsets.",
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`raftmq txn list` shows what there is.",
     ErrorCode.INVALID_CONFIG: "`raftmq topic describe --configs` shows names and values.",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "Nobody writes to a view; `raftmq view list` shows them.",
 }
 
 

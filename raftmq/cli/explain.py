@@ -172,6 +172,15 @@ class _View:
         led = [(n, row) for n, row in self.rows.get(name, {}).items() if row["is_leader"]]
         return max(led, key=lambda item: int(item[1]["leader_epoch"]), default=None)
 
+    def fills_of(self, name: str) -> list[tuple[int, Row]]:
+        """Each node's rows about the indexes of a view of that name; none where it is no view."""
+        return [
+            (node_id, row)
+            for node_id, answer in sorted(self.answers.items())
+            for row in answer.get("views", ())
+            if row["view"] == name
+        ]
+
     def silence(self, node_id: int, name: str = "") -> str:
         """Why there is no answer of a node, and since when it is fenced."""
         reason = self.failures.get(node_id, "")
@@ -288,6 +297,10 @@ def _recover(survivors: Sequence[int]) -> tuple[str, str]:
 
 def _partition(view: _View, name: Name) -> Iterator[Finding]:
     topics = view.newest.get("topics", {})
+    fills = view.fills_of(name[0])
+    if fills and name[0] not in topics:
+        yield from _of_view(view, name, fills)
+        return
     if topics and not 0 <= name[1] < topics.get(name[0], 0):
         text = f"there is no partition {name[0]}/{name[1]}"
         if name[0] in topics:
@@ -304,6 +317,23 @@ def _partition(view: _View, name: Name) -> Iterator[Finding]:
         yield from _replica(name, node_id, row)
     yield from _moves(view, name, None if led is None else led[1])
     yield from _removals(view, lambda row: (row["topic"], row["partition"]) == name)
+
+
+def _of_view(view: _View, name: Name, fills: Sequence[tuple[int, Row]]) -> Iterator[Finding]:
+    """A partition of a view: how far its indexes are, and all that is the matter with its topic."""
+    topic = fills[0][1]["topic"]
+    text = f"{name[0]} is a view of {topic}: what holds up {topic}/{name[1]} holds it up as well"
+    yield Finding(Level.NOTE, "view", text)
+    for node_id, row in fills:
+        if row["partition"] != name[1]:
+            continue
+        if row["trouble"]:
+            text = f"node {node_id} cannot fill its index of it: {row['trouble']}"
+            yield Finding(Level.WAITS, "view_index", text, "it tries again by itself")
+        elif row["lacks_bytes"]:
+            text = f"node {node_id} still has {sized(row['lacks_bytes'])} to examine for it"
+            yield Finding(Level.WAITS, "view_index", text, "it goes on by itself")
+    yield from _partition(view, (topic, name[1]))
 
 
 def _leaderless(view: _View, name: Name) -> Iterator[Finding]:

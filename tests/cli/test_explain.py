@@ -634,3 +634,25 @@ def test_a_line_says_who_leads() -> None:
     )
     told.leaderless()
     assert summary(told.reports, evolve(NAME, topic="t")) == ""
+
+
+def test_a_view_is_held_up_by_its_topic_and_by_its_index() -> None:
+    told = Told()
+    fill = {"view": "v", "topic": "t", "partition": 0, "lacks_bytes": 0, "trouble": ""}
+    told.node(1, views=[fill, {**fill, "view": "w", "trouble": "no disk"}])
+    told.node(2, views=[{**fill, "lacks_bytes": 3 * MIB}])
+    told.node(3, views=[{**fill, "trouble": "no disk"}, {**fill, "partition": 1, "trouble": "x"}])
+    found = explain(told.reports, PartitionAsked("v", 0))
+    assert [(one.kind, one.level) for one in found] == [
+        ("view_index", Level.WAITS),
+        ("view_index", Level.WAITS),
+        ("view", Level.NOTE),
+    ]
+    assert "node 2 still has 3.0 MiB" in found[0].text
+    assert "node 3 cannot fill its index of it: no disk" in found[1].text
+    told.leaderless()
+    told.kill(2, 3)
+    found = explain(told.reports, PartitionAsked("v", 0))
+    assert found[0].level is Level.BLOCKS, "as the topic is"
+    unknown = explain(told.reports, PartitionAsked("v", 7))
+    assert any("there is no partition t/7" in one.text for one in unknown)

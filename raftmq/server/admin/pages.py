@@ -39,6 +39,7 @@ from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.moves import Bounds, Survey, move_rows
 from raftmq.controller.node_changes import changes_under_way
 from raftmq.controller.replacement import progress
+from raftmq.controller.topic_validation import no_such_topic
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.metadata.broker_messages import AdminRequest, ChangeNodesCall, ReplaceNodeCall
@@ -376,13 +377,14 @@ class LeadersPage:
                     await self._until_led(topic, partition, to)
 
     def _find(self, wanted: TransferRequest) -> tuple[TopicImage, PartitionImage]:
-        topic = self._control.engine.image.topics.get(wanted.topic)
+        image = self._control.engine.image
+        topic = image.topics.get(wanted.topic)
         partition = None if topic is None else topic.partition(wanted.partition)
-        if topic is None or partition is None:
-            raise KafkaError(
-                f"there is no partition {wanted.topic}-{wanted.partition}",
-                code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            )
+        why = f"there is no partition {wanted.topic}-{wanted.partition}"
+        if topic is None:
+            raise no_such_topic(image, wanted.topic, why)
+        if partition is None:
+            raise KafkaError(why, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic, partition
 
     def _check(self, to: NodeId, partition: PartitionImage, isr: tuple[NodeId, ...]) -> None:
