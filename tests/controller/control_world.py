@@ -361,6 +361,10 @@ class _Calls:
         return promise
 
 
+def _view_of(topic: str) -> dict[str, str | None]:
+    return {"raftmq.view.of": topic, "raftmq.view.where": "tag = 'a'"}
+
+
 class ControlWorld:
     """Nodes, links, time, clients, and what was seen."""
 
@@ -385,6 +389,7 @@ class ControlWorld:
         """True once clients do nothing more."""
         self.barriers = 0
         self.topics = 0
+        self.views_max = 0
         self.has_leaders = False
         self.leaderships: dict[tuple[TopicId, int], tuple[NodeId, int]] = {}
         for node in self.nodes.values():
@@ -440,6 +445,7 @@ class ControlWorld:
         self.schedule(self.random.uniform(5, 60), lambda: self.client(node))
         if not node.is_up:
             return
+        self.views_max = max(self.views_max, len(node.engine.image.views))
         draw = self.random.random()
         if draw < 0.55:
             self._allocate(node)
@@ -449,9 +455,13 @@ class ControlWorld:
             self.topics += 1
             name = f"t{self.random.randrange(12)}"
             wish = NewTopic(name=name, partitions=2, replication_factor=self.random.randint(1, 3))
+            if draw > 0.88:
+                wish = NewTopic(name=f"v{name}", configs=_view_of(name))
             node.control.call(CreateTopicsCall(topics=(wish,), timeout_ms=600))
         else:
             name = f"t{self.random.randrange(12)}"
+            if draw > 0.99:
+                name = f"v{name}"
             node.control.call(DeleteTopicsCall(names=(name,), timeout_ms=600))
 
     def _allocate(self, node: WorldNode) -> None:

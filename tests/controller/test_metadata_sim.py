@@ -13,7 +13,7 @@ from raftmq.metadata.broker_messages import (
     ReplaceNodeCall,
     UpdateFeaturesCall,
 )
-from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL
+from raftmq.metadata.image import LEVEL_OF_CONDITIONS, RAFTMQ_LEVEL
 from tests.controller.control_world import ControlWorld
 
 SEEDS = range(4)
@@ -172,11 +172,11 @@ def ask_until_over(world: ControlWorld, request: AdminRequest) -> Callable[[], N
 
 
 def raise_level(world: ControlWorld) -> None:
-    updates = (FeatureRequest(RAFTMQ_LEVEL, LEVEL_OF_MOVES),)
+    updates = (FeatureRequest(RAFTMQ_LEVEL, LEVEL_OF_CONDITIONS),)
     end = ask_until_over(world, UpdateFeaturesCall(updates=updates, timeout_ms=300))
     world.run(1_500)
     end()
-    assert all(node.engine.image.level >= LEVEL_OF_MOVES for node in world.nodes.values())
+    assert all(node.engine.image.level >= LEVEL_OF_CONDITIONS for node in world.nodes.values())
 
 
 @pytest.mark.slow
@@ -198,6 +198,7 @@ def test_three_voters_become_five_and_three_again_under_faults(seed: int) -> Non
         for node in world.nodes.values():
             assert len(node.replica.configuration.voters) == voters
             assert node.engine.image.voters_wanted == voters
+    assert world.views_max, "views come and go, too"
     world.is_over = True
     world.run(4_000)
     world.check()
