@@ -16,6 +16,9 @@ from raftmq.records import BatchHeader
 from raftmq.types import Buffer, Offset
 from raftmq.views.filling import JudgeJob, RebuiltBatches
 
+SLOW_S: Final = 0.2
+
+_judge_on = NodeViews._judge_on
 _load = NodeViews._load
 _get = RebuiltBatches.get
 _put = RebuiltBatches.put
@@ -53,6 +56,12 @@ def _end_of_the_index(self: FilteredPartition) -> Promise[OffsetResult]:
     return Promise.resolved(OffsetResult(ErrorCode.NONE, end, leader_epoch=self.leader_epoch))
 
 
+async def _slowly(self: NodeViews, fill: Fill, stable: Offset) -> bool:
+    """Each replica is behind by another time."""
+    await self._tasks.sleep(SLOW_S * (1 + fill.base.node_id % 3))
+    return await _judge_on(self, fill, stable)
+
+
 def _bug(
     *targets: tuple[object, str, object], caught_by: tuple[str, ...], begins_at: int = 1
 ) -> Bug:
@@ -77,6 +86,8 @@ VIEW_BUGS: Final[dict[str, Bug]] = {
         caught_by=("ViewEqualsFilter",),
     ),
     "views-end-where-their-index-does": _bug(
-        (FilteredPartition, "when_examined", _end_of_the_index), caught_by=("LatestNeverFalls",)
+        (FilteredPartition, "when_examined", _end_of_the_index),
+        (NodeViews, "_judge_on", _slowly),
+        caught_by=("LatestNeverFalls",),
     ),
 }
