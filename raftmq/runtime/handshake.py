@@ -7,7 +7,9 @@ begins a handshake bounds its time and how many there are.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 import trio
@@ -41,11 +43,74 @@ class HandshakeError(RaftmqError):
         return "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
 
 
-async def shake(sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter) -> TlsLayer:
+Turn = Callable[[bool], None]
+"""Told True when it is this side's turn in a handshake, which may be long where many are made, and
+False when the other side is waited for again."""
+
+
+def untold(_is_ours: bool) -> None:
+    """For whom nobody has to give way."""
+
+
+class HalfOpen:
+    """Connections whose other side is not known yet. Where they are too many, the one that has been
+    waited for longest gives way: who goes on with its handshake does so in milliseconds, and what
+    it waits for itself, a thread of this node, is not its fault."""
+
+    def __init__(self) -> None:
+        self._waited: dict[int, trio.CancelScope] = {}  # the one that is waited for longest first
+        self._working: dict[int, trio.CancelScope] = {}
+        self._evicted: set[int] = set()
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._waited) + len(self._working) - len(self._evicted)
+
+    def enter(self, scope: trio.CancelScope, count_max: int) -> tuple[int, bool]:
+        """Another one has come, whose work is in `scope`: its number, and whether one had to go."""
+        number = self._next_id
+        self._next_id += 1
+        is_full = len(self) >= count_max
+        if is_full:
+            everybody = chain(self._waited, self._working)
+            longest = next(each for each in everybody if each not in self._evicted)
+            self._evicted.add(longest)
+            self._scope(longest).cancel()
+        self._waited[number] = scope
+        return number, is_full
+
+    def turn(self, number: int, is_ours: bool) -> None:
+        """It is this side's turn with it, or the other one's."""
+        scope = self._scope(number)
+        self._waited.pop(number, None)
+        self._working.pop(number, None)
+        (self._working if is_ours else self._waited)[number] = scope
+
+    def leave(self, number: int) -> bool:
+        """It is known, or gone; True when it gave way."""
+        self._waited.pop(number, None)
+        self._working.pop(number, None)
+        was_evicted = number in self._evicted
+        self._evicted.discard(number)
+        return was_evicted
+
+    def cancel_all(self) -> None:
+        """End the work on all of them."""
+        for scope in chain(self._waited.values(), self._working.values()):
+            scope.cancel()
+
+    def _scope(self, number: int) -> trio.CancelScope:
+        return self._waited.get(number) or self._working[number]
+
+
+async def shake(
+    sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter, turn: Turn = untold
+) -> TlsLayer:
     """Go on until the handshake is over, and all that it says is with the kernel; returns `layer`.
 
     Args:
         limiter: of the threads that make handshakes.
+        turn: told whose turn it is.
 
     Raises:
         EOFError, OSError: the other side went.
@@ -62,7 +127,11 @@ async def shake(sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimi
         try:
             # Before there is nothing to do: bytes that come one by one cost no thread.
             if records.came(piece[:count]):
-                await trio.to_thread.run_sync(layer.shake, limiter=limiter)
+                turn(True)
+                try:
+                    await trio.to_thread.run_sync(layer.shake, limiter=limiter)
+                finally:
+                    turn(False)
         except RemoteProtocolError as error:
             raise HandshakeError(layer, error) from error
         await _send_all(sock, layer)

@@ -39,6 +39,7 @@ from raftmq.config import Address
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
+from raftmq.runtime.handshake import HalfOpen, Turn
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.peer_hello import (
     PEER_FORMATS,
@@ -77,8 +78,8 @@ HELLO_TIMEOUT_S: Final = 5.0
 DIAL_TIMEOUT_S: Final = 2.0
 ACCEPT_RETRY_S: Final = 0.1
 NAMELESS_MAX: Final = 64
-"""So many connections may be open whose hello has not come. The oldest makes room for a new one: a
-peer says hello within milliseconds, so an old silent one is hardly a peer."""
+"""So many connections may be open whose hello has not come. The one that is waited for longest
+makes room: a peer says hello within milliseconds, so a silent one is hardly a peer."""
 HALF_OPEN_MAX: Final = 256
 """So many with TLS: a handshake before the hello takes longer."""
 GUESTS_MAX: Final = 32
@@ -198,7 +199,7 @@ class PeerLinks:
         self.refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
         """Streams that were refused, or ended for what came on them, by reason."""
         self._addresses: dict[NodeId, tuple[Address, ...]] = {}  # newest first, at most two
-        self._nameless: dict[socket.socket, trio.CancelScope] = {}
+        self._nameless = HalfOpen()
         self._accepted: dict[tuple[NodeId, str], list[_Accepted]] = {}
         self._hurried_s: dict[NodeId, float] = {}
         self._streams: dict[tuple[NodeId, str], PeerStream] = {}
@@ -408,12 +409,11 @@ class PeerLinks:
                     self._log.error("cannot accept peers", why=error.strerror)
                     await trio.sleep(ACCEPT_RETRY_S)  # clients may hold all descriptors
                     continue
-                if len(self._nameless) >= (NAMELESS_MAX if self._tls is None else HALF_OPEN_MAX):
-                    self.refusals["limit"] += 1
-                    oldest = next(iter(self._nameless))
-                    self._nameless.pop(oldest).cancel()
-                self._nameless[sock] = trio.CancelScope()
-                nursery.start_soon(self._serve, sock)
+                scope = trio.CancelScope()
+                count_max = NAMELESS_MAX if self._tls is None else HALF_OPEN_MAX
+                number, is_full = self._nameless.enter(scope, count_max)
+                self.refusals["limit"] += is_full
+                nursery.start_soon(self._serve, sock, scope, number)
 
     async def _keep_connected(self, stream: PeerStream) -> None:
         backoff_ms = BACKOFF_MS[0]
@@ -585,15 +585,15 @@ class PeerLinks:
 
     # ---- accepted streams ----
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: socket.socket, scope: trio.CancelScope, number: int) -> None:
         node_id: NodeId | None = None
         try:
             sock.setblocking(False)
             tune(sock)
             met = None
-            with self._nameless[sock]:
-                met = await self._meet(sock)
-            self._nameless.pop(sock, None)
+            with scope:
+                met = await self._meet(sock, partial(self._nameless.turn, number))
+            self._nameless.leave(number)
             if met is not None:
                 stream, identity, name, version = met
                 node_id = identity.node_id
@@ -611,16 +611,16 @@ class PeerLinks:
         except Exception as error:  # noqa: BLE001 - the border of an accepted stream
             self._end_for(error, "accepted stream", node_id)
         finally:
-            self._nameless.pop(sock, None)
+            self._nameless.leave(number)
             sock.close()
 
     async def _meet(
-        self, accepted: socket.socket
+        self, accepted: socket.socket, turn: Turn
     ) -> tuple[PeerSocket, PeerIdentity, str, int] | None:
         """Read a hello and answer it; returns connection, identity, stream and format. None:
         refused, with the reason in the answer if the other side is a node."""
         with trio.move_on_after(HELLO_TIMEOUT_S) as limit:
-            sock = await self._admit(accepted)
+            sock = await self._admit(accepted, turn)
             if sock is None:
                 return None
             try:
@@ -655,12 +655,12 @@ class PeerLinks:
             self.refusals["deadline"] += 1
         return None
 
-    async def _admit(self, sock: socket.socket) -> PeerSocket | None:
+    async def _admit(self, sock: socket.socket, turn: Turn) -> PeerSocket | None:
         """The connection of whoever may say hello; None for whoever is no node."""
         if self._tls is None:
             return sock
         try:
-            return await self._tls.accept(sock)
+            return await self._tls.accept(sock, turn)
         except PeerRefusedError as error:
             self.refusals[self._tls.refusal] += 1
             reason = str(error)[:REASON_LENGTH_MAX]

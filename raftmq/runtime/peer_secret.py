@@ -31,6 +31,7 @@ from attrs import field, frozen
 
 from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.runtime.certificates import Mark, Watched, mark_of, new_server_context
+from raftmq.runtime.handshake import Turn
 from raftmq.runtime.peer_proofs import NUMBER_BYTES, PROOF_BYTES, StreamProofs
 from raftmq.runtime.peer_streams import PeerRefusedError
 from raftmq.runtime.peer_tls import PORT_NAME, PeerHandshakes, PeerTls
@@ -130,7 +131,7 @@ class SecretTls(Watched[Secrets]):
 
     # ---- connections ----
 
-    async def accept(self, sock: socket.socket) -> PeerSocket:
+    async def accept(self, sock: socket.socket, turn: Turn) -> PeerSocket:
         """Let whoever connected prove the secret, then prove it; the socket itself where the other
         side speaks plain and may do so.
 
@@ -138,7 +139,7 @@ class SecretTls(Watched[Secrets]):
             EOFError, OSError: it went.
             PeerRefusedError: it is no node.
         """
-        layer = await self._handshakes.accept(sock, self.context)
+        layer = await self._handshakes.accept(sock, self.context, turn)
         if layer is None:
             return sock
         hidden = PeerTlsSocket(sock, layer, None)

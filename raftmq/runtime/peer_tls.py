@@ -25,7 +25,7 @@ from attrs import frozen
 from raftmq.config import PEER_TLS_ACCEPT, PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.errors import RemoteProtocolError
 from raftmq.runtime.certificates import Certificates, PemFiles, ServerTls, load, show, trust
-from raftmq.runtime.handshake import HANDSHAKE_RECORD, HandshakeError, say_why, shake
+from raftmq.runtime.handshake import HANDSHAKE_RECORD, HandshakeError, Turn, say_why, shake, untold
 from raftmq.runtime.peer_streams import PeerRefusedError
 from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
 from raftmq.tls import TlsLayer
@@ -79,7 +79,7 @@ class PeerGuard(Protocol):
     def accepts_plain(self) -> bool:
         """True while a peer may speak without TLS."""
 
-    async def accept(self, sock: socket.socket) -> PeerSocket: ...
+    async def accept(self, sock: socket.socket, turn: Turn) -> PeerSocket: ...
     async def dial(self, sock: socket.socket, node_id: NodeId) -> PeerTlsSocket: ...
 
 
@@ -96,8 +96,13 @@ class PeerHandshakes:
         self._accepting = trio.CapacityLimiter(THREADS)
         self._dialling = trio.CapacityLimiter(THREADS)
 
-    async def accept(self, sock: socket.socket, context: ssl.SSLContext) -> TlsLayer | None:
+    async def accept(
+        self, sock: socket.socket, context: ssl.SSLContext, turn: Turn
+    ) -> TlsLayer | None:
         """With whoever connected; None where it speaks plain and may do so.
+
+        Args:
+            turn: told whose turn it is.
 
         Raises:
             EOFError, OSError: it went.
@@ -105,7 +110,7 @@ class PeerHandshakes:
         """
         if self.accepts_plain and await _first_byte(sock) != HANDSHAKE_RECORD:
             return None
-        return await _shake(sock, TlsLayer(context, is_server=True), self._accepting)
+        return await _shake(sock, TlsLayer(context, is_server=True), self._accepting, turn)
 
     async def dial(self, sock: socket.socket, context: ssl.SSLContext) -> TlsLayer:
         """With a node that was connected to.
@@ -130,9 +135,11 @@ async def _first_byte(sock: socket.socket) -> int:
         return first[0]
 
 
-async def _shake(sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter) -> TlsLayer:
+async def _shake(
+    sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter, turn: Turn = untold
+) -> TlsLayer:
     try:
-        return await shake(sock, layer, limiter)
+        return await shake(sock, layer, limiter, turn)
     except HandshakeError as error:
         await say_why(sock, error.layer)
         raise PeerRefusedError(str(error)) from None
@@ -163,7 +170,7 @@ class PeerTls(ServerTls):
 
     # ---- connections ----
 
-    async def accept(self, sock: socket.socket) -> PeerSocket:
+    async def accept(self, sock: socket.socket, turn: Turn) -> PeerSocket:
         """Make the handshake with whoever connected; the socket itself where it speaks plain and
         may do so.
 
@@ -171,7 +178,7 @@ class PeerTls(ServerTls):
             EOFError, OSError: it went.
             PeerRefusedError: it is no node.
         """
-        layer = await self._handshakes.accept(sock, self.context)
+        layer = await self._handshakes.accept(sock, self.context, turn)
         return sock if layer is None else PeerTlsSocket(sock, layer, _node_of(layer))
 
     async def dial(self, sock: socket.socket, node_id: NodeId) -> PeerTlsSocket:

@@ -20,12 +20,12 @@ from structlog.testing import capture_logs
 
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.runtime import peer_links, peer_secret
-from raftmq.runtime.peer_hello import PEER_FORMATS, Hello
+from raftmq.runtime.peer_hello import PEER_FORMATS, STREAMS, Hello
 from raftmq.runtime.peer_links import KIND_RAFT
 from raftmq.runtime.peer_proofs import NUMBER_BYTES, PROOF_BYTES, StreamProofs
 from raftmq.runtime.peer_secret import GREETING, REFUSED, SecretTls, read_secrets
 from raftmq.runtime.peer_streams import FRAME_HEADER
-from raftmq.runtime.peer_tls import PeerTls
+from raftmq.runtime.peer_tls import THREADS, PeerTls
 from raftmq.runtime.sockets import read_exactly, send_all
 from raftmq.runtime.tls import PeerTlsSocket
 from raftmq.tls import TlsLayer
@@ -294,6 +294,29 @@ async def test_those_who_prove_nothing_make_room(
         await connected(a, b)
         for stranger in silent:
             stranger.sock.close()
+
+
+async def test_a_node_whose_handshake_waits_for_a_thread_does_not_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_links, "HALF_OPEN_MAX", 6)
+    a, b = secure(tmp_path, 1), secure(tmp_path, 2)
+    tls = a.links._tls
+    assert isinstance(tls, SecretTls)
+    limiter = tls._handshakes._accepting
+    async with running(a, b):
+        for number in range(THREADS):
+            limiter.acquire_on_behalf_of_nowait(number)
+        b.links.set_addresses({ONE: a.address})
+        await a.until(lambda: limiter.statistics().tasks_waiting == len(STREAMS))
+        silent = [await trio.open_tcp_stream("127.0.0.1", a.address.port) for _ in range(12)]
+        await a.until(lambda: a.links.refusals["limit"] == 10)
+        for number in range(THREADS):
+            limiter.release_on_behalf_of(number)
+        await b.until(lambda: b.links.is_connected(ONE))
+        assert sum(stream.dials for stream in b.links._streams.values()) == len(STREAMS)
+        for stream in silent:
+            await stream.aclose()
 
 
 # ---- who is dialled ----

@@ -2,10 +2,10 @@
 
 A handshake costs the processor a millisecond and more, the loop none of it: two worker threads
 make them, in the order in which clients send what they need. A client is half open until its
-handshake is over. So many may be that, and whoever comes beyond makes the oldest one give way: a
-flood of silent ones costs those that are as slow as it, not those that go on. What
-a client does wrong is said to it (an alert), counted by its kind, logged, and costs this connection
-alone.
+handshake is over. So many may be that, and whoever comes beyond makes the one that has been waited
+for longest give way: a flood of silent ones costs those that are as slow as it, not those that go
+on, nor those that a thread keeps waiting. What a client does wrong is said to it (an alert),
+counted by its kind, logged, and costs this connection alone.
 
 Knows nothing of requests: a connection is handed on when its handshake is over.
 """
@@ -15,13 +15,14 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
 import trio
 
 from raftmq.logs import RateLimitedLog
-from raftmq.runtime.handshake import HandshakeError, say_why, shake
+from raftmq.runtime.handshake import HalfOpen, HandshakeError, say_why, shake
 from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.tls import TlsLayer
@@ -53,9 +54,7 @@ class Handshakes:
         self._metrics = metrics
         self._failed = failed
         self._audit = audit
-        self._half_open: dict[int, trio.CancelScope] = {}
-        self._evicted: set[int] = set()
-        self._next_id = 0
+        self._half_open = HalfOpen()
         self._limiter = trio.CapacityLimiter(THREADS)
         self._is_closed = False
 
@@ -65,8 +64,7 @@ class Handshakes:
     def close(self) -> None:
         """Hang up on all of them, and on whoever comes."""
         self._is_closed = True
-        for scope in self._half_open.values():
-            scope.cancel()
+        self._half_open.cancel_all()
 
     async def run(
         self,
@@ -78,16 +76,15 @@ class Handshakes:
     ) -> None:
         """Make one handshake, then call `is_over`: with the layer, or with None once the socket is
         closed. Lets out no exception but the loop's own."""
-        self._next_id += 1
-        number = self._next_id
         layer: TlsLayer | None = None
         why = "timeout"
         try:
             with trio.move_on_after(HANDSHAKE_S) as scope:
-                self._enter(number, scope)
+                number = self._enter(scope)
                 try:
                     begun = TlsLayer(contexts.context, is_server=True)
-                    layer = await shake(sock, begun, self._limiter)
+                    turn = partial(self._half_open.turn, number)
+                    layer = await shake(sock, begun, self._limiter, turn)
                 except (EOFError, OSError):
                     why = "closed"
                 except HandshakeError as error:
@@ -103,25 +100,22 @@ class Handshakes:
                 except Exception as error:  # noqa: BLE001 - a bug of ours costs this connection alone
                     why = "bug"
                     self._failed(error, peer)
+            gave_way = self._half_open.leave(number)
             if self._is_closed:
                 layer = None
             elif layer is not None:
                 self._metrics.handshakes += 1
             else:
-                self._metrics.fail_handshake("half_open_max" if number in self._evicted else why)
+                self._metrics.fail_handshake("half_open_max" if gave_way else why)
         finally:
-            del self._half_open[number]
-            self._evicted.discard(number)
+            self._half_open.leave(number)
             if layer is None:
                 trio.lowlevel.notify_closing(sock)
                 sock.close()
             is_over(layer)
 
-    def _enter(self, number: int, scope: trio.CancelScope) -> None:
+    def _enter(self, scope: trio.CancelScope) -> int:
         if self._is_closed:
             scope.cancel()
-        elif len(self._half_open) - len(self._evicted) >= HALF_OPEN_MAX:
-            oldest = next(each for each in self._half_open if each not in self._evicted)
-            self._evicted.add(oldest)
-            self._half_open[oldest].cancel()
-        self._half_open[number] = scope
+        number, _ = self._half_open.enter(scope, HALF_OPEN_MAX)
+        return number

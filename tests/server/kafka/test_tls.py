@@ -386,6 +386,52 @@ async def test_the_oldest_half_open_client_gives_way(
             await each.aclose()
 
 
+async def test_who_goes_on_does_not_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came first, and is in the middle of its handshake when others come that are silent."""
+    monkeypatch.setattr(handshakes, "HALF_OPEN_MAX", 3)
+    async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
+        layer = TlsLayer(client_context(), host=HOST)
+        first = await secure.plain()
+        silent = [await secure.plain() for _ in range(2)]
+        await until(lambda: len(secure.port.handshakes) == 3)
+        while not layer.is_ready:
+            layer.shake()
+            await first.send_all(b"".join(layer.outgoing()))
+            if layer.is_ready:
+                break
+            answer = await first.receive_some()
+            assert answer, "hung up on"
+            layer.feed(answer)
+            # It was this node's turn, and is the client's again.
+            silent += [await secure.plain() for _ in range(2)]
+            await until(lambda: secure.metrics.handshake_failures == {"half_open_max": 2})
+        await until(lambda: secure.metrics.handshakes == 1)
+        for each in (first, *silent):
+            await each.aclose()
+
+
+async def test_who_waits_for_a_thread_does_not_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "HALF_OPEN_MAX", 3)
+    async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
+        limiter = secure.port.handshakes._limiter
+        for number in range(handshakes.THREADS):
+            limiter.acquire_on_behalf_of_nowait(number)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(secure.ask)
+            await until(lambda: limiter.statistics().tasks_waiting)
+            silent = [await secure.plain() for _ in range(5)]
+            await until(lambda: secure.metrics.handshake_failures == {"half_open_max": 3})
+            for number in range(handshakes.THREADS):
+                limiter.release_on_behalf_of(number)
+        assert secure.metrics.handshakes == 1
+        for each in silent:
+            await each.aclose()
+
+
 @pytest.mark.parametrize("bound", ["connections_per_ip_max", "connections_max"])
 async def test_half_open_clients_count_as_clients(tmp_path: Path, bound: str) -> None:
     limits = Limits(**{bound: 2})
