@@ -76,7 +76,7 @@ READ_BYTES: Final = 64 << 10
 RECORD_BYTES: Final = 1 << 10
 """So much is read for a record whose size is not known; of a larger one a second time."""
 READ_TURN: Final = 25
-"""Records that are looked up in one turn of the loop."""
+"""Batches that are looked up in one turn of the loop."""
 NOTE_AGAIN_OFFSETS: Final = 2_000
 SEND_TIMEOUT_MS: Final = 2_000
 RETRY_MS: Final = 100.0
@@ -681,14 +681,20 @@ class Delays:
     async def _records(self, led: Led, offsets: list[tuple[int, int]]) -> list[tuple[Record, int]]:
         """The records at these offsets, each with its creation time; with the position of each in
         its batch, where that is known."""
-        wanted: list[tuple[FileSpan, int, int]] = []
-        for number, (offset, position) in enumerate(offsets, 1):
-            spans = await self._spans(led.partition, offset, 1)
-            if not spans:
-                raise CorruptBatchError(f"no record at {offset}")
-            wanted.append((spans[0], offset, position))
-            if number % READ_TURN == 0:
-                await self._tasks.sleep(0.0)
+        found: dict[int, tuple[FileSpan, int, int]] = {}
+        span: FileSpan | None = None
+        batches = 0
+        # Records that are due together often stand in the same batches, which are looked up once.
+        for offset, position in sorted(offsets):
+            if span is None or offset >= span.end_offset:
+                spans = await self._spans(led.partition, offset, 1)
+                if not spans:
+                    raise CorruptBatchError(f"no record at {offset}")
+                span, batches = spans[0], batches + 1
+                if batches % READ_TURN == 0:
+                    await self._tasks.sleep(0.0)
+            found[offset] = (span, offset, position)
+        wanted = [found[offset] for offset, _ in offsets]
         return await self._tasks.in_thread(partial(_records_in, wanted))
 
 

@@ -1,0 +1,196 @@
+"""Many delayed records: `python -m benchmarks.delays [--records N] [--within S] [--json FILE]`.
+
+A stock producer sends records with random due times into a delay topic of a local cluster, all of
+them before the first is due; a stock consumer reads the target. Prints how late records were when
+they were delivered (their timestamp) and when they were read, the nodes' memory and CPU, and how
+busy the machine was; fails when a record was early, twice or missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import struct
+import sys
+import threading
+import time
+from array import array
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka
+from attrs import define, field
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from benchmarks import stats
+from benchmarks.dev_run import DevRun
+from raftmq.cli.console import out
+
+TARGET: Final = "due"
+LATER: Final = "due.later"
+VALUE: Final = struct.Struct(">qq")
+"""Number and due time, ms; padded to the size that is asked for."""
+SEEN: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
+
+
+@define
+class Seen:
+    """What the consumer saw."""
+
+    delivered_late: array[int] = field(factory=lambda: array("q"))
+    read_late: array[int] = field(factory=lambda: array("q"))
+    early: int = 0
+    doubles: int = 0
+    numbers: bytearray = field(factory=bytearray)
+
+    def take(self, message: confluent_kafka.Message, now_ms: float) -> None:
+        """Judge one record."""
+        number, due_ms = VALUE.unpack_from(message.value() or b"")
+        self.doubles += self.numbers[number]
+        self.numbers[number] = 1
+        delivered_ms = message.timestamp()[1]
+        self.early += min(delivered_ms, now_ms) < due_ms
+        self.delivered_late.append(delivered_ms - due_ms)
+        self.read_late.append(int(now_ms - due_ms))
+
+
+def make_topics(run: DevRun, partitions: int) -> None:
+    """The target, and the delay topic that delivers to it."""
+    admin = AdminClient({"bootstrap.servers": run.bootstrap})
+    for name, configs in ((TARGET, {}), (LATER, {"raftmq.delivers.to": TARGET})):
+        new = NewTopic(name, partitions, min(3, run.nodes), config=configs)
+        admin.create_topics([new])[name].result(60)
+
+
+def produce(run: DevRun, options: argparse.Namespace) -> tuple[float, list[int]]:
+    """Send all records; how long that took, and when each is due."""
+    chance = random.Random(options.seed)
+    first_ms = int(time.time() * 1e3 + options.lead * 1e3)
+    due = [first_ms + chance.randrange(int(options.within * 1e3)) for _ in range(options.records)]
+    refused: list[str] = []
+
+    def told(error: confluent_kafka.KafkaError | None, _: object) -> None:
+        if error is not None:
+            refused.append(str(error))
+
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": run.bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 50_000,
+        }
+    )
+    padding = bytes(max(0, options.size - VALUE.size))
+    began = time.monotonic()
+    for number, due_ms in enumerate(due):
+        headers: list[tuple[str, str | bytes | None]] = [("deliver-at", str(due_ms))]
+        value = VALUE.pack(number, due_ms) + padding
+        while True:
+            try:
+                producer.produce(
+                    LATER,
+                    value,
+                    headers=headers,
+                    partition=number % options.partitions,
+                    on_delivery=told,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 1_000 == 0:
+            producer.poll(0)
+    if producer.flush(300) or refused:
+        raise RuntimeError(f"not taken: {refused[:3]}")
+    return time.monotonic() - began, due
+
+
+def consume(run: DevRun, options: argparse.Namespace, seen: Seen, stop: threading.Event) -> None:
+    """Read all partitions of the target from the start."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": run.bootstrap,
+            "group.id": "delays",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 100,
+        }
+    )
+    parts = range(options.partitions)
+    consumer.assign([confluent_kafka.TopicPartition(TARGET, n, 0) for n in parts])
+    while not stop.is_set():
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            seen.take(message, time.time() * 1e3)
+    consumer.close()
+
+
+def measure(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
+    """All of it."""
+    make_topics(run, options.partitions)
+    seen, stop = Seen(numbers=bytearray(options.records)), threading.Event()
+    took_s, due = produce(run, options)
+    left_s = min(due) / 1e3 - time.time()
+    if left_s < 0:
+        raise RuntimeError(f"sent {-left_s:.0f} s too late: raise --lead above {took_s:.0f}")
+    reader = threading.Thread(target=consume, args=(run, options, seen, stop))
+    reader.start()
+    cpu_s, began, loads, rss = run.cpu_s(), time.monotonic(), [], [0]
+    until = max(due) / 1e3 + options.grace
+    try:
+        while time.time() < until and len(seen.read_late) < options.records:
+            time.sleep(1.0)
+            loads.append(os.getloadavg()[0])
+            rss.append(max(run.rss_bytes().values()))
+    finally:
+        stop.set()
+        reader.join()
+    took = time.monotonic() - began
+
+    def shares(late: array[int]) -> dict[str, float]:
+        return {f"p{share * 100:g}": stats.percentile(late, share) for share in SEEN}
+
+    return {
+        "records": options.records,
+        "within_s": options.within,
+        "partitions": options.partitions,
+        "bytes": options.size,
+        "produce_s": round(took_s, 1),
+        "delivered_late_ms": shares(seen.delivered_late),
+        "read_late_ms": shares(seen.read_late),
+        "early": seen.early,
+        "doubles": seen.doubles,
+        "missing": options.records - sum(seen.numbers),
+        "rss_mib_max": max(rss) >> 20,
+        "cpu_cores": round((run.cpu_s() - cpu_s) / took, 2),
+        "load_median": stats.median(loads),
+    }
+
+
+def main() -> int:
+    """Run it; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--within", type=float, default=300, help="seconds in which they are due")
+    parser.add_argument("--lead", type=float, default=90, help="seconds until the first is due")
+    parser.add_argument("--grace", type=float, default=60, help="seconds to wait after the last")
+    parser.add_argument("--nodes", type=int, choices=(1, 3, 5), default=3)
+    parser.add_argument("--partitions", type=int, default=6)
+    parser.add_argument("--size", type=int, default=100, help="bytes of a value")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with DevRun(nodes=options.nodes) as run:
+        result = measure(run, options)
+    for line in json.dumps(result, indent=1).splitlines():
+        out(line)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1))
+    is_good = not (result["early"] or result["doubles"] or result["missing"])
+    out("kept" if is_good else "BROKEN")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
