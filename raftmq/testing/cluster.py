@@ -303,8 +303,8 @@ class Cluster:
         if is_expired and self._security != "mtls":
             raise ClusterError('only users of security="mtls" have certificates')
         made = self._throw_away
-        made.add_user(name, is_expired=is_expired)
         try:
+            made.add_user(name, is_expired=is_expired)
             admit(made, name, ",".join(self._live_addresses()), self._timeout_s)
         except RaftmqError as error:
             raise ClusterError(str(error)) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,8 +136,8 @@ def test_each_client_works_in_transactions_and_groups(
 
 
 def test_the_admin_may_do_what_others_may_not(cluster: Cluster) -> None:
-    made = AdminClient(cluster.client("admin").confluent).create_topics([NewTopic("mine", 1)])
-    assert made["mine"].result(WAIT_S) is None
+    boss = AdminClient(cluster.client("admin").confluent)
+    assert boss.create_topics([NewTopic("mine", 1)])["mine"].result(WAIT_S) is None
     alice = AdminClient(cluster.client().confluent)
     assert "mine" in alice.list_topics(timeout=WAIT_S).topics
     with pytest.raises(KafkaException) as caught:
@@ -147,12 +149,7 @@ def test_the_admin_may_do_what_others_may_not(cluster: Cluster) -> None:
         pytest.raises(BrokerError, match="AUTHORIZATION_FAILED"),
     ):
         admin.delete_topic("mine")
-    assert (
-        AdminClient(cluster.client("admin").confluent)
-        .delete_topics(["mine"])["mine"]
-        .result(WAIT_S)
-        is None
-    )
+    assert boss.delete_topics(["mine"])["mine"].result(WAIT_S) is None
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -214,6 +211,29 @@ def told_by_aiokafka(login: Login) -> BaseException:
     return caught.value
 
 
+def told_by_kafka_python(login: Login, caplog: pytest.LogCaptureFixture) -> str:
+    """What its log says; the error itself only says that it came to nothing."""
+    from kafka import KafkaProducer
+    from kafka.errors import KafkaTimeoutError
+
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), pytest.raises(KafkaTimeoutError):
+        KafkaProducer(**login.kafka_python, bootstrap_timeout_ms=3_000)
+    gc.collect()  # what it left open, while that is no error
+    return caplog.text
+
+
+def told_by_kcat(login: Login, folder: Path) -> str:
+    """By PLAIN where there is a password: below 2.6.1 librdkafka breaks SCRAM."""
+    conf = login.but(mechanism="PLAIN").confluent if login.mechanism else login.confluent
+    path = folder / "kcat.conf"
+    path.write_text("".join(f"{word}={value}\n" for word, value in conf.items()))
+    words = [need("kcat"), "-F", str(path), "-L", "-m", "5"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode != 0
+    return done.stderr
+
+
 def told_by_raftmq(login: Login) -> str:
     with (
         Admin(login.bootstrap, security=login.security, timeout_ms=100_000) as admin,
@@ -223,7 +243,8 @@ def told_by_raftmq(login: Login) -> str:
     return str(caught.value)
 
 
-def test_a_wrong_password(scram: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # kafka-python's, where it fails
+def test_a_wrong_password(scram: Cluster, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     login = scram.client().but(password="a-guess")
     code, text = told_by_confluent(login)
     assert code == KafkaError._AUTHENTICATION
@@ -233,17 +254,24 @@ def test_a_wrong_password(scram: Cluster, caplog: pytest.LogCaptureFixture) -> N
         "AuthenticationFailedError",
     )
     assert "SCRAM-SHA-512: " in told_by_raftmq(login)
+    assert "SaslAuthenticationFailedError" in told_by_kafka_python(login, caplog)
+    assert "invalid credentials with SASL mechanism PLAIN" in told_by_kcat(login, tmp_path)
     assert "a-guess" not in repr(login) + text + caplog.text
     assert all("a-guess" not in scram.log(node) for node in scram.node_ids)
 
 
-def test_another_ca(cluster: Cluster, other_ca: Path) -> None:
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # kafka-python's, where it fails
+def test_another_ca(
+    cluster: Cluster, other_ca: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     login = cluster.client().but(ca_file=other_ca)
     code, text = told_by_confluent(login)
     assert code == KafkaError._SSL
     assert "certificate verify failed" in text
     assert "Unable to bootstrap" in str(told_by_aiokafka(login))
     assert "the certificate is not trusted" in told_by_raftmq(login)
+    assert "CERTIFICATE_VERIFY_FAILED" in told_by_kafka_python(login, caplog)
+    assert "certificate verify failed" in told_by_kcat(login, tmp_path)
 
 
 def test_a_certificate_that_expired(mtls: Cluster) -> None:
