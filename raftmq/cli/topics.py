@@ -614,7 +614,6 @@ VIEW_PARTITION_COLUMNS = (
     "Trouble",
 )
 _LANGUAGE = "docs/views.md says what conditions are, and which topics have views."
-_INDEX_KEYS = ("examined_end", "lacks_bytes", "trouble")
 ViewName = Annotated[
     str, typer.Argument(metavar="VIEW", autocompletion=completion.topics, help="The view's name.")
 ]
@@ -763,11 +762,11 @@ def _view_rows(admin: Admin, view: ViewInfo, timeout_s: float) -> list[tuple[obj
     keys = [TopicPartition(view.topic, item.partition) for item in topic.partitions]
     ends = _topic_ends(admin, view.topic, keys)
     filled = _find_fills(admin, view, timeout_s)
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for row, key in zip(_partition_rows(admin, topic), keys, strict=True):
         partition, leader, *_, start, end = row
         index = filled.get((key.partition, leader), {})
-        told = (index.get(field) for field in _INDEX_KEYS)
+        told = (index.get("examined_end"), index.get("lacks_bytes"), index.get("trouble") or None)
         rows.append((partition, leader, start, end, ends.get(key), *told))
     return rows
 

@@ -124,6 +124,7 @@ def test_a_view_is_described(call: Call, made: FakeBroker, monkeypatch: pytest.M
     [row] = told["Partitions"]
     assert (row["Partition"], row["EndOffset"], row["TopicEndOffset"]) == (0, 0, 0)
     assert (row["ExaminedEnd"], row["LacksBytes"]) == (7, 0), "what the leader says"
+    assert row["Trouble"] is None
     assert port.paths == ["/topics?name=orders"]
     shown = call("view", "describe", "refunds").stdout
     assert f"Where: {WHERE}" in shown
