@@ -41,6 +41,7 @@ from raftmq.runtime.peer_secret import peer_guard
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.runtime.token_keys import TokenKeys
 from raftmq.server.admin.access import Access
+from raftmq.server.audit import AuditOutcome, Who
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort, Listening
@@ -231,6 +232,7 @@ class Node(NodeCore):
                 budget=budget,
                 memory_bytes_max=self.config.peer_memory_bytes_max,
                 on_broken_invariant=peer_events.fail,
+                on_stranger=self._tell_stranger,
                 log=RateLimitedLog(structlog.get_logger("raftmq.peers"), lines_max=PEER_LINES_MAX),
                 tls=self.peer_tls,
             )
@@ -272,6 +274,10 @@ class Node(NodeCore):
             authenticators=self.authenticators,
             audit=self.audit,
         )
+
+    def _tell_stranger(self, where: str, mechanism: str, why: str) -> None:
+        who = Who(None, where.rpartition(":")[0], "peer_listener")
+        self.audit.authentication(who, mechanism, AuditOutcome.FAILED, why=why)
 
     def _may_break(self) -> bool:
         """True when faults can be switched on at the admin port."""

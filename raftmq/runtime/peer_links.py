@@ -137,6 +137,9 @@ PIECES_MAX: Final = 512
 logger = structlog.get_logger("raftmq.peers")
 
 
+StrangerHandler = Callable[[str, str, str], None]
+"""on_stranger(where, mechanism, why): somebody did not prove to be a node, by its `certificate`
+or the `secret`."""
 FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
 
 
@@ -159,6 +162,7 @@ class PeerLinks:
         budget: LoopBudget,
         memory_bytes_max: int,
         on_broken_invariant: Callable[[str], None],
+        on_stranger: StrangerHandler,
         log: Any = logger,
         formats: tuple[int, int] = PEER_FORMATS,
         tls: PeerGuard | None = None,
@@ -194,6 +198,7 @@ class PeerLinks:
         self._budget = budget
         self._memory = PeerMemory(memory_bytes_max)
         self._on_broken_invariant = on_broken_invariant
+        self._on_stranger = on_stranger
         self._log = log
         self._told_bugs: set[str] = set()
         self.refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
@@ -634,6 +639,7 @@ class PeerLinks:
             if isinstance(sock, PeerTlsSocket) and sock.node_id not in (None, identity.node_id):
                 self.refusals["certificate"] += 1
                 reason = f"its certificate is of node {sock.node_id}"
+                self._on_stranger(_remote(sock), "certificate", reason)
                 self._tell_refused(sock, identity.node_id, reason)
                 return None
             await self._until_whole(identity.node_id)
@@ -659,12 +665,14 @@ class PeerLinks:
         """The connection of whoever may say hello; None for whoever is no node."""
         if self._tls is None:
             return sock
+        where = _remote(sock)  # which a refusal closes
         try:
             return await self._tls.accept(sock, turn)
         except PeerRefusedError as error:
             self.refusals[self._tls.refusal] += 1
             reason = str(error)[:REASON_LENGTH_MAX]
-            self._log.warning("a stranger at the peer port", reason=reason, where=_remote(sock))
+            self._log.warning("a stranger at the peer port", reason=reason, where=where)
+            self._on_stranger(where, self._tls.refusal, reason)
             return None
 
     def _tell_refused(self, sock: PeerSocket, node_id: NodeId, reason: str) -> None:

@@ -6,9 +6,10 @@ the cluster, and what came of each part of it), `left_out` (so many lines were n
 why). A line says who (principal, host, listener, client id) and what, and never holds records,
 passwords, tokens or values of settings that are not known to be harmless.
 
-What strangers can cause is bounded: so many lines of a kind in ten seconds, the rest is counted and
-told in a line of its own. Changes that were made are never left out for that. Texts of others are
-cut, and characters that do not print are escaped. Where no file is kept nothing is done.
+What strangers can cause is bounded: so many lines of a kind by a listener in ten seconds, the rest
+is counted and told in a line of its own. Changes that were made are never left out for that. Texts
+of others are cut, and characters that do not print are escaped. Where no file is kept nothing is
+done.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ LINES_MAX: Final = {
     (_Kind.DENIAL, _Outcome.DENIED): 50,
     (_Kind.ADMINISTRATION, _Outcome.FAILED): 50,
 }
-"""Most lines in ten seconds; kinds that are not named have no bound but that of memory."""
+"""Most lines in ten seconds by each listener; kinds that are not named have no bound but that of
+memory."""
 
 
 @frozen(slots=True)
@@ -116,7 +118,7 @@ class Audit:
         self._sink = sink
         self._clock = clock
         self._origin = {"cluster": cluster, "node": node}
-        self._periods: dict[tuple[AuditKind, AuditOutcome], tuple[float, int]] = {}
+        self._periods: dict[tuple[AuditKind, AuditOutcome, str], tuple[float, int]] = {}
         self._untold = 0  # lines for which there was no memory
         self._failure = ""
 
@@ -172,10 +174,10 @@ class Audit:
         if self._sink is None:
             return
         now_ms = self._clock.monotonic_ms()
-        for kind, (start_ms, count) in list(self._periods.items()):
+        for key, (start_ms, count) in list(self._periods.items()):
             if now_ms - start_ms >= PERIOD_MS:
-                del self._periods[kind]
-                self._tell_left_out(kind, count)
+                del self._periods[key]
+                self._tell_left_out(key, count)
         if self._untold:
             count = self._untold
             if self._put({"kind": "left_out", "reason": "memory", "count": count}):
@@ -193,7 +195,7 @@ class Audit:
     # ---- lines ----
 
     def _tell(self, kind: AuditKind, outcome: AuditOutcome, who: Who, said: dict[str, Any]) -> None:
-        if self._sink is None or not self._has_room(kind, outcome):
+        if self._sink is None or not self._has_room(kind, outcome, who.listener):
             return
         line = {
             "kind": kind,
@@ -211,27 +213,29 @@ class Audit:
             self._untold += 1
             self._count_left_out("memory", 1)
 
-    def _has_room(self, kind: AuditKind, outcome: AuditOutcome) -> bool:
+    def _has_room(self, kind: AuditKind, outcome: AuditOutcome, listener: str) -> bool:
         lines_max = LINES_MAX.get((kind, outcome))
         if lines_max is None:
             return True
         now_ms = self._clock.monotonic_ms()
-        start_ms, count = self._periods.get((kind, outcome), (now_ms, 0))
+        key = kind, outcome, listener
+        start_ms, count = self._periods.get(key, (now_ms, 0))
         if now_ms - start_ms >= PERIOD_MS:
-            self._tell_left_out((kind, outcome), count)
+            self._tell_left_out(key, count)
             start_ms, count = now_ms, 0
-        self._periods[kind, outcome] = start_ms, count + 1
+        self._periods[key] = start_ms, count + 1
         if count < lines_max:
             return True
         self._count_left_out("rate", 1)
         return False
 
-    def _tell_left_out(self, kind: tuple[AuditKind, AuditOutcome], count: int) -> None:
-        left = count - LINES_MAX[kind]
+    def _tell_left_out(self, key: tuple[AuditKind, AuditOutcome, str], count: int) -> None:
+        kind, outcome, listener = key
+        left = count - LINES_MAX[kind, outcome]
         if left <= 0:
             return
-        said = {"of": kind[0], "outcome": kind[1], "reason": "rate", "count": left}
-        if not self._put({"kind": "left_out", **said}):
+        of = {"of": kind, "outcome": outcome, "listener": listener}
+        if not self._put({"kind": "left_out", **of, "reason": "rate", "count": left}):
             self._untold += 1
             self._count_left_out("memory", 1)
 

@@ -66,6 +66,7 @@ class Node:
         self.greeted: set[NodeId] = set()
         self.lost: list[int] = []
         self.broken: list[str] = []
+        self.strangers: list[tuple[str, str, str]] = []
         self.changed = trio.Event()
         self.links = PeerLinks(
             cluster_id=cluster_id,
@@ -81,6 +82,7 @@ class Node:
             budget=LoopBudget(),
             memory_bytes_max=memory_bytes_max,
             on_broken_invariant=self.broken.append,
+            on_stranger=lambda *told: self.strangers.append(told),
             formats=formats,
             tls=tls,
         )

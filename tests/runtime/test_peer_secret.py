@@ -223,6 +223,7 @@ async def test_a_stranger_is_refused_and_learns_nothing(
     (line,) = logged
     assert line["event"] == "a stranger at the peer port"
     assert line["reason"] == "it does not know the cluster's secret"
+    assert [told[1:] for told in node.strangers] == [("secret", line["reason"])]
 
 
 async def test_who_speaks_plain_is_refused(tmp_path: Path) -> None:

@@ -217,6 +217,10 @@ async def test_a_stranger_is_refused_and_learns_nothing(kind: str, tmp_path: Pat
     assert line["event"] == (
         "refused a peer" if kind == "node 3" else "a stranger at the peer port"
     )
+    ((where, mechanism, why),) = node.strangers
+    assert where == line["where"]
+    assert where.startswith("127.0.0.1:")
+    assert (mechanism, why) == ("certificate", line["reason"])
 
 
 async def test_who_has_the_certificate_of_a_node_is_that_node(tmp_path: Path) -> None:

@@ -136,12 +136,21 @@ def test_strangers_cannot_fill_the_file() -> None:
     assert len(world.lines.raw) == FAILED_MAX + 1, "the ten seconds are not over"
     world.now_ms += PERIOD_MS
     world.audit.tick()
-    left = {"kind": "left_out", "of": "authentication", "outcome": "failed", "reason": "rate"}
-    assert world.lines.read[-1] == {**left, "count": 7}
+    left = {"kind": "left_out", "of": "authentication", "outcome": "failed", "listener": "CLIENTS"}
+    assert world.lines.read[-1] == {**left, "reason": "rate", "count": 7}
     world.fail()
     assert world.lines.read[-1]["outcome"] == "failed"
     world.audit.tick()
     assert len(world.lines.raw) == FAILED_MAX + 3
+
+
+def test_a_flood_at_one_listener_hides_nothing_at_another() -> None:
+    world = World()
+    for _ in range(FAILED_MAX + 7):
+        world.fail()
+    peer = Who(None, "10.0.0.67", "peer_listener")
+    world.audit.authentication(peer, "certificate", AuditOutcome.FAILED, why="plain")
+    assert world.lines.read[-1]["listener"] == "peer_listener"
 
 
 def test_what_was_left_out_is_told_before_the_next_one() -> None:
