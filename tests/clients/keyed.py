@@ -7,6 +7,8 @@ are numbered: their values are their numbers, and `KEYS` keys take turns.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import kafka
 import kafka.partitioner
 from attrs import frozen
 
+from tests.clients.programs import Program
 from tests.live.harness import wait_until
 
 KEYS = 60
@@ -116,6 +119,54 @@ class OfKafkaPython:
     def close(self) -> None:
         self._producer.flush(60)
         self._producer.close()
+
+
+class OfProgram:
+    """A client of another language (`programs.py`)."""
+
+    def __init__(self, program: Program, bootstrap: str, topic: str, tell: Tell) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            program.load_words(bootstrap, topic, METADATA_MS, TIMEOUT_MS),
+            env=program.environment,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            bufsize=1,
+        )
+        self._tell = tell
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def send(self, number: int) -> None:
+        assert self._process.stdin is not None
+        line = json.dumps({"key": key_of(number), "value": str(number)})
+        self._process.stdin.write(line + "\n")
+
+    def hear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            code = self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            self._thread.join()
+            self._process.stdout.close()
+        assert code == 0, f"it ended with {code}"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            row = json.loads(line)
+            told = Told(row["partition"], row["offset"], row.get("error", ""))
+            self._tell(int(row["value"]), told)
 
 
 class KeyedLoad:

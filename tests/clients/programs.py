@@ -12,6 +12,10 @@
         and leaves
     PROGRAM time BOOTSTRAP TOPIC PARTITION TIMESTAMP
         prints {"offset"} of the first record whose time is not before that (in ms)
+    PROGRAM load BOOTSTRAP TOPIC METADATA_MS TIMEOUT_MS   (sarama)
+        reads such lines and sends each by its key without waiting, with one producer that asks for
+        metadata at that age; tells {"value", "partition", "offset"} of each, with an "error" if it
+        failed, as it hears of it; ends once its input has and it told of all
 
 All end with code 1 and a word on stderr when they cannot go on. The package managers of the
 languages fetch the clients, at versions that Debian's own Go (1.19) and Node.js (18) take; but
@@ -181,6 +185,12 @@ class Program:
         """A producer that lives as long as the context."""
         words = [*self._words, "produce", bootstrap, topic, str(partition)]
         return Producing(words, self.environment)
+
+    def load_words(
+        self, bootstrap: str, topic: str, metadata_ms: int, timeout_ms: int
+    ) -> list[str]:
+        """What to run for a load."""
+        return [*self._words, "load", bootstrap, topic, str(metadata_ms), str(timeout_ms)]
 
 
 class Producing:

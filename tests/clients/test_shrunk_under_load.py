@@ -16,7 +16,17 @@ import confluent_kafka
 import pytest
 
 from raftmq_client.blocking import Consumer
-from tests.clients.keyed import Keyed, KeyedLoad, OfConfluent, OfKafkaPython, Tell, Told, key_of
+from tests.clients.keyed import (
+    Keyed,
+    KeyedLoad,
+    OfConfluent,
+    OfKafkaPython,
+    OfProgram,
+    Tell,
+    Told,
+    key_of,
+)
+from tests.clients.programs import Program
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic
 from tests.live.test_shrink import Group, grow, shrink, wait_for
@@ -30,8 +40,11 @@ pytestmark = [
 
 RATE = 200
 RETIRED = (4, 5)
-HASHES_ANEW = {"kafka-python"}
+HASHES_ANEW = {"kafka-python", "sarama"}
 """Who places records among the listed partitions once it has asked; others never do."""
+BREAKER = "circuit breaker is open"
+"""What Sarama says for ten seconds of all records for a partition that it looked up three times in
+vain, also when the partition is there again."""
 MADE: dict[str, Callable[[str, str, Tell], Keyed]] = {
     "confluent-kafka": OfConfluent,
     "kafka-python": OfKafkaPython,
@@ -41,7 +54,11 @@ MADE: dict[str, Callable[[str, str, Tell], Keyed]] = {
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Callable[[str, Tell], Keyed]:
     """What makes a producer of the client that the test is for."""
-    return lambda bootstrap, tell: MADE[request.param](bootstrap, "t", tell)
+    name = request.param
+    if name in MADE:
+        return lambda bootstrap, tell: MADE[name](bootstrap, "t", tell)
+    program = Program(name)
+    return lambda bootstrap, tell: OfProgram(program, bootstrap, "t", tell)
 
 
 @pytest.fixture
@@ -152,6 +169,10 @@ def check_told(load: KeyedLoad, shrinks: list[Shrink], *, hashes_anew: bool) -> 
     homes = {key_of(n): load.told[n].partition for n in range(shrinks[0].first)}
     assert set(homes.values()) == set(range(6))
     failed = {n for one in shrinks for n in one.check(homes, hashes_anew=hashes_anew)}
+    since = shrinks[0].first
+    broken = {n for n, told in load.told.items() if told.error == BREAKER and n >= since}
+    assert all(load.told[n].partition in RETIRED for n in broken)
+    failed |= broken
     others = {n: told for n, told in load.told.items() if told.error and n not in failed}
     assert not others, f"{len(others)} failed beside {len(failed)}: {list(others.items())[:5]}"
     taken = sum(is_taken(told) for told in load.told.values())
@@ -178,6 +199,7 @@ def check_read(load: KeyedLoad, read: dict[tuple[int, int], bytes]) -> None:
         for name, marks in (
             ("confluent-kafka", ()),
             ("kafka-python", ()),
+            ("sarama", pytest.mark.polyglot),
         )
     ],
     indirect=["make"],

@@ -4,6 +4,7 @@
 //	clients CLIENT produce BOOTSTRAP TOPIC PARTITION
 //	clients CLIENT group BOOTSTRAP TOPIC GROUP COUNT
 //	clients CLIENT time BOOTSTRAP TOPIC PARTITION TIMESTAMP
+//	clients CLIENT load BOOTSTRAP TOPIC METADATA_MS TIMEOUT_MS
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 type record struct {
@@ -41,6 +43,20 @@ type where struct {
 	fetchBytes int32
 }
 
+type loaded struct {
+	Value     string `json:"value"`
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
+	Error     string `json:"error,omitempty"`
+}
+
+type loading struct {
+	brokers  []string
+	topic    string
+	metadata time.Duration
+	timeout  time.Duration
+}
+
 type client struct {
 	// consume calls show with each record and returns when show says that it was the last one.
 	consume func(at where, show func(offset int64, key, value []byte) bool) error
@@ -50,6 +66,9 @@ type client struct {
 	group func(as member, show func(partition int32, offset int64, key, value []byte) bool) error
 	// time returns the offset of the first record that is not older than so many milliseconds.
 	time func(at where, ms int64) (int64, error)
+	// load returns what sends one record by its key without waiting, and what waits for all of
+	// them; tell is called once for each, from one goroutine at a time.
+	load func(at loading, tell func(loaded)) (func(key, value string), func() error, error)
 }
 
 var clients = map[string]client{"sarama": sarama_, "franz": franz, "kafka-go": kafkaGo}
@@ -82,9 +101,31 @@ func fail(err error) {
 	}
 }
 
+func milliseconds(s string) time.Duration {
+	return time.Duration(number(s)) * time.Millisecond
+}
+
+func load(chosen client, words []string) {
+	at := loading{strings.Split(words[0], ","), words[1], milliseconds(words[2]), milliseconds(words[3])}
+	out := json.NewEncoder(os.Stdout)
+	send, end, err := chosen.load(at, func(told loaded) { fail(out.Encode(told)) })
+	fail(err)
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		var given record
+		fail(json.Unmarshal(lines.Bytes(), &given))
+		send(*given.Key, *given.Value)
+	}
+	fail(end())
+}
+
 func main() {
 	words := os.Args[1:]
 	chosen := clients[words[0]]
+	if words[1] == "load" {
+		load(chosen, words[2:])
+		return
+	}
 	out := json.NewEncoder(os.Stdout)
 	brokers := strings.Split(words[2], ",")
 	if words[1] == "group" {

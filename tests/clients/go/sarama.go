@@ -127,4 +127,49 @@ var sarama_ = client{
 		defer c.Close()
 		return c.GetOffset(at.topic, at.partition, ms)
 	},
+	load: func(at loading, tell func(loaded)) (func(string, string), func() error, error) {
+		config := sarama.NewConfig()
+		config.Version = sarama.V2_1_0_0
+		config.Metadata.RefreshFrequency = at.metadata
+		config.Producer.RequiredAcks = sarama.WaitForAll
+		// Not idempotent: for each failure this version begins a new epoch, and sends under it
+		// batches that were numbered under the one before (newer ones do not).
+		config.Net.MaxOpenRequests = 1
+		config.Producer.Return.Successes = true
+		config.Producer.Partitioner = sarama.NewHashPartitioner
+		c, err := sarama.NewAsyncProducer(at.brokers, config)
+		if err != nil {
+			return nil, nil, err
+		}
+		told := make(chan struct{})
+		go func() {
+			successes, errors := c.Successes(), c.Errors()
+			for successes != nil || errors != nil {
+				select {
+				case m, ok := <-successes:
+					if !ok {
+						successes = nil
+						continue
+					}
+					tell(loaded{m.Metadata.(string), m.Partition, m.Offset, ""})
+				case failed, ok := <-errors:
+					if !ok {
+						errors = nil
+						continue
+					}
+					tell(loaded{failed.Msg.Metadata.(string), failed.Msg.Partition, -1, failed.Err.Error()})
+				}
+			}
+			close(told)
+		}()
+		send := func(key, value string) {
+			c.Input() <- &sarama.ProducerMessage{
+				Topic:    at.topic,
+				Key:      sarama.StringEncoder(key),
+				Value:    sarama.StringEncoder(value),
+				Metadata: value,
+			}
+		}
+		return send, func() error { c.AsyncClose(); <-told; return nil }, nil
+	},
 }
