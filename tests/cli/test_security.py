@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from raftmq.cli.admin_port import AdminPort
 from raftmq.cli.common import CommandError, client_security, secured_by
 from raftmq.cli.picture import admin_request
+from raftmq.config import NOT_NODE_VARIABLES
 from tests.cli.conftest import Call, command_tree, invoke
 from tests.cli.test_commands import every_command
 from tests.cli.test_quick_errors import WORDS
@@ -20,8 +22,8 @@ from tests.client.tls_front import CERTIFICATE, TlsFront
 from tests.tree import ROOT
 
 CLI = ROOT / "raftmq" / "cli"
-OWN_CLUSTER = {"demo.py"}
-"""What runs nodes of its own, without security."""
+OWN_CLUSTER = {"demo.py", "dev_cluster.py"}
+"""What runs nodes of its own, and knows how they are secured."""
 
 
 def option_names(words: tuple[str, ...]) -> set[str]:
@@ -49,6 +51,13 @@ def test_every_client_of_a_command_uses_it() -> None:
                 said = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert said.get("security") == "client_security()", f"{path.name}:{node.lineno}"
     assert found >= 12
+
+
+def test_a_node_takes_no_variable_of_a_command_for_its_own() -> None:
+    """Whoever has exported RAFTMQ_SECURITY can start a node, too."""
+    words = re.findall(r'envvar="(RAFTMQ_\w+)"', (CLI / "common.py").read_text())
+    assert len(words) >= 3
+    assert set(words) <= NOT_NODE_VARIABLES
 
 
 @pytest.fixture
