@@ -44,7 +44,7 @@ from raftmq.delays.deliveries import (
     record_in,
     rows_of,
 )
-from raftmq.delays.pending import ENTRIES_MAX, FIRST, Pending, Place, Row
+from raftmq.delays.pending import FIRST, Pending, Place, Row
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
@@ -71,6 +71,10 @@ logger = structlog.get_logger("raftmq.delays")
 LaneKey: TypeAlias = tuple[RaftGroupId, bool]
 
 WORKERS: Final = 8
+NODE_ENTRIES: Final = 600_000
+"""Pending entries that a node holds, some 300 bytes each; its lanes share them, between bounds."""
+ENTRIES_MIN: Final = 25_000
+ENTRIES_MAX: Final = 200_000
 READ_BYTES: Final = 64 << 10
 """Of the log at once: some milliseconds of a thread."""
 RECORD_BYTES: Final = 1 << 10
@@ -179,7 +183,7 @@ class Delays:
 
     Attributes:
         note_again_offsets: so far back may a note be before another one stands in for it.
-        entries_max: so many entries of a lane are held.
+        entries_max: so many entries of a lane are held; None: as many as its share of the node's.
         delivered_count: records that targets have taken.
         sends_failed_count: batches that they had not, at the first or a later attempt.
         given_up_count: records that are dead because their target was gone.
@@ -207,7 +211,7 @@ class Delays:
         self._queue: deque[Led] = deque()
         self._news: Promise[None] = Promise()
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
-        self.entries_max = ENTRIES_MAX
+        self.entries_max: int | None = None
         self.delivered_count = 0
         self.sends_failed_count = 0
         self.given_up_count = 0
@@ -406,8 +410,10 @@ class Delays:
         led.given_up.clear()
 
     def _read_from_start(self, led: Led, cursor: Place) -> Reading:
+        share = NODE_ENTRIES // max(1, len(self._led))
+        entries_max = self.entries_max or max(ENTRIES_MIN, min(ENTRIES_MAX, share))
         start = led.partition.replica.log_start_offset
-        return Reading(Pending(cursor, entries_max=self.entries_max), start)
+        return Reading(Pending(cursor, entries_max=entries_max), start)
 
     async def _read_on(self, led: Led, reading: Reading, bytes_max: int | None = None) -> bool:
         """Read all that is committed by now, or so many bytes of it; False when some of that cannot
