@@ -12,6 +12,7 @@ import pytest
 
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic, leaders
+from tests.live.test_kill import controller_id
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -200,3 +201,44 @@ def check_goes_and_comes_back(cluster: Cluster, writer: Writer) -> None:
     wait_until(lambda: min(leaders(cluster.bootstrap, "t").values()) > 0, 60)
     writer.write((4, 5), 1, "newer")
     assert writer.offsets[5, b"newer/5/0"] == end + 1
+
+
+@pytest.mark.parametrize("acks", ["1", "all"])
+def test_a_leader_that_hears_nothing_of_the_shrink(tmp_path: Path, acks: str) -> None:
+    """It is cut off from the controller alone, so it goes on taking records of a partition that is
+    to be sealed, and commits them with the third node: metadata cannot stop it, the seal in the log
+    does, once it has handed over."""
+    with Cluster(tmp_path, faults=True) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "t", 6, retention_ms="3600000")
+        writer, group = Writer(bootstrap, acks=acks), Group(bootstrap, "g")
+        writer.write(range(6), EACH, "first")
+        controller = controller_id(cluster)
+        led = leaders(bootstrap, "t")
+        number = next(number for number in (4, 5) if led[number] != controller)
+        cluster.cut((led[number], controller), (controller, led[number]))
+        shrink(cluster, "--now", "--force")
+        writer.write((number,), EACH, "cut off")
+        assert not writer.errors, "it does not know better"
+        assert states(cluster, led[number])[number] == "active"
+        others = [node_id for node_id in cluster.nodes if node_id != led[number]]
+
+        def are_sealed() -> bool:
+            return all(states(cluster, i)[n] == "sealed" for i in others for n in (4, 5))
+
+        wait_until(are_sealed, 90, "the others have sealed it")
+        told = cluster[controller].get("/topics?name=t")["partitions"]
+        ends = {row["partition"]: row["sealed_end"] for row in told if row["state"] == "sealed"}
+        assert ends == {4: EACH, 5: EACH} | {number: 2 * EACH}
+        check_sealed(cluster, writer, ends)
+        cluster.heal()
+        wait_for(cluster, "sealed", (4, 5))
+        assert sealed_ends(cluster) == ends
+        check_sealed(cluster, writer, ends)
+        group.take(["t", "t.retired"], 7 * EACH)
+        assert not group.twice
+        taken = {(number, offset): value for (number, value), offset in writer.offsets.items()}
+        assert group.read == taken
+        grow(cluster)
+        writer.write((4, 5), 1, "again")
+        assert writer.offsets[number, b"again/%d/0" % number] == 2 * EACH
