@@ -55,7 +55,8 @@ def untold(_is_ours: bool) -> None:
 class HalfOpen:
     """Connections whose other side is not known yet. Where they are too many, the one that has been
     waited for longest gives way: who goes on with its handshake does so in milliseconds, and what
-    it waits for itself, a thread of this node, is not its fault."""
+    it waits for itself, a thread of this node, is not its fault. Only where all of them wait for a
+    thread the oldest goes."""
 
     def __init__(self) -> None:
         self._waited: dict[int, trio.CancelScope] = {}  # the one that is waited for longest first
