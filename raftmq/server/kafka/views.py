@@ -60,6 +60,10 @@ class View:
             return self.topic.partition(index) is not None
         return self.is_retired(index)
 
+    def passes_over(self, index: int) -> bool:
+        """True of a number in which an offset that a group commits means nothing: it is empty."""
+        return not self.shows(index) and (not self.image.condition or index in self)
+
     def numbers(self) -> Iterator[int]:
         """All numbers."""
         return iter(range(self.width))
@@ -144,4 +148,4 @@ class Views:
     def takes_commit(self, name: str, index: int) -> bool:
         """False where an offset of a view is passed over."""
         view = self.find(name, None)
-        return view is None or view.shows(index) or index not in view
+        return view is None or not view.passes_over(index)

@@ -208,7 +208,7 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
             if count % TURN_PARTITIONS == 0:
                 yield None
             index = partition.partition_index
-            if view is not None and index in view and not view.shows(index):
+            if view is not None and view.passes_over(index):
                 passed_over[topic.name, index] = ErrorCode.NONE
                 continue
             if found is None or kept_in is None or found.partition(index) is None:
