@@ -7,18 +7,23 @@ are numbered: their values are their numbers, and `KEYS` keys take turns.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import confluent_kafka
 import kafka
 import kafka.partitioner
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError as AioKafkaError
+from aiokafka.partitioner import DefaultPartitioner as AioPartitioner
 from attrs import frozen
 
+from tests.clients.adapters import Loop
 from tests.clients.programs import Program
 from tests.live.harness import wait_until
 
@@ -119,6 +124,63 @@ class OfKafkaPython:
     def close(self) -> None:
         self._producer.flush(60)
         self._producer.close()
+
+
+class OfAioKafka:
+    def __init__(self, loop: Loop, bootstrap: str, topic: str, tell: Tell) -> None:
+        self._loop = loop
+        self._topic = topic
+        self._tell = tell
+        self._chosen: dict[asyncio.Task[Any] | None, int] = {}
+        self._placing: set[asyncio.Task[None]] = set()
+
+        async def start() -> AIOKafkaProducer:
+            producer = AIOKafkaProducer(
+                bootstrap_servers=bootstrap,
+                enable_idempotence=True,
+                metadata_max_age_ms=METADATA_MS,
+                request_timeout_ms=TIMEOUT_MS,
+                partitioner=self._choose,
+            )
+            await producer.start()
+            return producer
+
+        self._producer = loop.run(start())
+
+    def _choose(self, key: bytes | None, everything: Sequence[int], led: Sequence[int]) -> int:
+        """As ever, and remembered: of a record that failed it is not told where it was placed."""
+        chosen: int = AioPartitioner()(key, everything, led)
+        self._chosen[asyncio.current_task()] = chosen
+        return chosen
+
+    def send(self, number: int) -> None:
+        async def begin() -> None:
+            task = asyncio.create_task(self._place(number))
+            self._placing.add(task)
+            task.add_done_callback(self._placing.discard)
+
+        self._loop.run(begin())
+
+    async def _place(self, number: int) -> None:
+        """Send a record, which waits while its partition has too many, and hear of it."""
+        key, value = key_of(number).encode(), str(number).encode()
+        task, offset, failure = asyncio.current_task(), -1, ""
+        try:
+            offset = (await self._producer.send_and_wait(self._topic, value, key=key)).offset
+        except AioKafkaError as error:
+            failure = repr(error)
+        self._tell(number, Told(self._chosen.pop(task), offset, failure))
+
+    def hear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        async def stop() -> None:
+            if self._placing:
+                await asyncio.wait(self._placing)
+            await self._producer.stop()
+
+        self._loop.run(stop())
 
 
 class OfProgram:

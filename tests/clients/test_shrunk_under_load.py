@@ -16,9 +16,11 @@ import confluent_kafka
 import pytest
 
 from raftmq_client.blocking import Consumer
+from tests.clients.adapters import Loop
 from tests.clients.keyed import (
     Keyed,
     KeyedLoad,
+    OfAioKafka,
     OfConfluent,
     OfKafkaPython,
     OfProgram,
@@ -40,7 +42,7 @@ pytestmark = [
 
 RATE = 200
 RETIRED = (4, 5)
-HASHES_ANEW = {"kafka-python", "sarama"}
+HASHES_ANEW = {"java", "kafka-python", "aiokafka", "sarama"}
 """Who places records among the listed partitions once it has asked; others never do."""
 BREAKER = "circuit breaker is open"
 """What Sarama says for ten seconds of all records for a partition that it looked up three times in
@@ -52,9 +54,11 @@ MADE: dict[str, Callable[[str, str, Tell], Keyed]] = {
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest) -> Callable[[str, Tell], Keyed]:
+def make(request: pytest.FixtureRequest, asyncio_loop: Loop) -> Callable[[str, Tell], Keyed]:
     """What makes a producer of the client that the test is for."""
     name = request.param
+    if name == "aiokafka":
+        return lambda bootstrap, tell: OfAioKafka(asyncio_loop, bootstrap, "t", tell)
     if name in MADE:
         return lambda bootstrap, tell: MADE[name](bootstrap, "t", tell)
     program = Program(name)
@@ -138,7 +142,7 @@ def be_gone(cluster: Cluster) -> None:
 
 
 class Shrink:
-    """One shrink under load, from its order to the growth that ends it."""
+    """One shrink under load, from its order until its client has seen the growth that ends it."""
 
     def __init__(self, cluster: Cluster, load: KeyedLoad) -> None:
         self.first = load.sent
@@ -147,8 +151,15 @@ class Shrink:
         shrink(cluster, "--now", "--force")
         wait_for(cluster, "sealed", RETIRED)
         load.wait_for(is_taken, 100, "records of the listed partitions")
-        self.end = load.sent
-        """The first one that may have been sent after the growth."""
+        self.end = self.over = -1
+
+    def grows(self) -> None:
+        """What is sent from now on may be placed on six partitions again."""
+        self.end = self._load.sent
+
+    def is_over(self) -> None:
+        """The client writes to six partitions again."""
+        self.over = self._load.sent
 
     def check(self, homes: dict[str, int], *, hashes_anew: bool) -> list[int]:
         """Where records went whose keys belong to retired partitions; those that failed."""
@@ -159,7 +170,9 @@ class Shrink:
         assert bool(moved) is hashes_anew, f"{len(kept)} kept, {len(moved)} moved"
         if moved:
             assert max(kept, default=-1) < moved[0], "once it has asked it knows them no more"
-        return [n for n in kept if told[n].error]
+        until = self.end if hashes_anew else self.over
+        failed = [n for n in range(self.first, until) if told[n].error]
+        return [n for n in failed if told[n].partition in RETIRED]
 
 
 def check_told(load: KeyedLoad, shrinks: list[Shrink], *, hashes_anew: bool) -> None:
@@ -199,6 +212,8 @@ def check_read(load: KeyedLoad, read: dict[tuple[int, int], bytes]) -> None:
         for name, marks in (
             ("confluent-kafka", ()),
             ("kafka-python", ()),
+            ("aiokafka", ()),
+            ("java", pytest.mark.polyglot),
             ("sarama", pytest.mark.polyglot),
         )
     ],
@@ -215,10 +230,13 @@ def test_each_acknowledged_record_is_read_once_by_each_group(
         near.take(["t"], 200)
         shrinks = [Shrink(cluster, load)]
         near.take(["t", "t.retired"], 300)
+        shrinks[0].grows()
         grow(cluster)
         wait_for_six(load)
+        shrinks[0].is_over()
         shrinks.append(Shrink(cluster, load))
         load.pause()
+        shrinks[1].grows()
         before = ends(cluster, RETIRED)
         for group in (near, behind):
             group.take(["t", "t.retired"], sum(before.values()))
@@ -230,6 +248,7 @@ def test_each_acknowledged_record_is_read_once_by_each_group(
         }
         load.go_on()
         wait_for_six(load)
+        shrinks[1].is_over()
         load.stop()
         after = ends(cluster, ())
         for group in (near, behind):

@@ -3,6 +3,7 @@
 //   java -cp LIBS Client.java java produce BOOTSTRAP TOPIC PARTITION
 //   java -cp LIBS Client.java java group BOOTSTRAP TOPIC GROUP COUNT
 //   java -cp LIBS Client.java java time BOOTSTRAP TOPIC PARTITION TIMESTAMP
+//   java -cp LIBS Client.java java load BOOTSTRAP TOPIC METADATA_MS TIMEOUT_MS
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedReader;
@@ -32,6 +33,13 @@ class Client {
         settings.put("bootstrap.servers", words[2]);
         if (words[1].equals("group")) {
             group(settings, words[3], words[4], Integer.parseInt(words[5]));
+            return;
+        }
+        if (words[1].equals("load")) {
+            settings.put("metadata.max.age.ms", words[4]);
+            settings.put("delivery.timeout.ms", words[5]);
+            settings.put("request.timeout.ms", String.valueOf(Integer.parseInt(words[5]) / 2));
+            load(settings, words[3]);
             return;
         }
         TopicPartition at = new TopicPartition(words[3], Integer.parseInt(words[4]));
@@ -101,6 +109,30 @@ class Client {
                     tell(line(record));
                     if (record.offset() >= end - 1) return;
                 }
+            }
+        }
+    }
+
+    static void load(Properties settings, String topic) throws Exception {
+        StringSerializer text = new StringSerializer();
+        try (KafkaProducer<String, String> producer = new KafkaProducer<>(settings, text, text)) {
+            BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                JsonNode given = JSON.readTree(line);
+                String value = text(given.get("value"));
+                // Its thread calls back for one record after the other.
+                producer.send(new ProducerRecord<>(topic, text(given.get("key")), value), (placed, error) -> {
+                    Map<String, Object> told = new LinkedHashMap<>();
+                    told.put("value", value);
+                    told.put("partition", placed.partition());
+                    told.put("offset", placed.offset());
+                    if (error != null) told.put("error", String.valueOf(error));
+                    try {
+                        tell(told);
+                    } catch (Exception unwritten) {
+                        throw new IllegalStateException(unwritten);
+                    }
+                });
             }
         }
     }
