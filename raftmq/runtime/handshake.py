@@ -130,13 +130,28 @@ async def shake(
             if records.came(piece[:count]):
                 turn(True)
                 try:
-                    await trio.to_thread.run_sync(layer.shake, limiter=limiter)
+                    why = await trio.to_thread.run_sync(_step, layer, limiter=limiter)
                 finally:
                     turn(False)
+                if why is not None:
+                    raise HandshakeError(layer, why) from why
         except RemoteProtocolError as error:
             raise HandshakeError(layer, error) from error
         await _send_all(sock, layer)
     return layer
+
+
+def _step(layer: TlsLayer) -> RemoteProtocolError | None:
+    """One step in a thread; what is wrong is returned. Raised through the thread's border it would
+    be part of a ring of frames, and no collection comes for those soon enough in a flood."""
+    try:
+        layer.shake()
+    except RemoteProtocolError as error:
+        error.__traceback__ = None
+        if error.__cause__ is not None:
+            error.__cause__.__traceback__ = None
+        return error
+    return None
 
 
 class _Records:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import struct
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -443,6 +445,27 @@ async def test_half_open_clients_count_as_clients(tmp_path: Path, bound: str) ->
         for stream in both:
             await trio.aclose_forcefully(stream)
         assert secure.metrics.refusals == {bound: 1}
+
+
+async def test_a_handshake_that_fails_leaves_no_ring_of_objects(tmp_path: Path) -> None:
+    """Full collections are rare: strangers would fill the memory with them."""
+    said = b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00"
+    async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
+        for number in range(12):
+            if number == 2:
+                gc.collect()
+                gc.disable()
+            async with await secure.plain() as stream:
+                await stream.send_all(said)
+                with suppress(trio.BrokenResourceError), trio.fail_after(60):
+                    while await stream.receive_some():
+                        pass
+            await until(lambda: not len(secure.port.handshakes))
+        try:
+            layers = sum(isinstance(one, TlsLayer) for one in gc.get_objects())
+        finally:
+            gc.enable()
+        assert layers <= 1
 
 
 async def test_a_draining_port_hangs_up_on_the_half_open(tmp_path: Path) -> None:
