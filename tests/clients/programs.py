@@ -12,7 +12,7 @@
         and leaves
     PROGRAM time BOOTSTRAP TOPIC PARTITION TIMESTAMP
         prints {"offset"} of the first record whose time is not before that (in ms)
-    PROGRAM load BOOTSTRAP TOPIC METADATA_MS TIMEOUT_MS   (java, sarama)
+    PROGRAM load BOOTSTRAP TOPIC METADATA_MS TIMEOUT_MS   (java, franz, sarama)
         reads such lines and sends each by its key without waiting, with one producer that asks for
         metadata at that age; tells {"value", "partition", "offset"} of each, with an "error" if it
         failed, as it hears of it; ends once its input has and it told of all

@@ -214,6 +214,7 @@ def check_read(load: KeyedLoad, read: dict[tuple[int, int], bytes]) -> None:
             ("kafka-python", ()),
             ("aiokafka", ()),
             ("java", pytest.mark.polyglot),
+            ("franz", pytest.mark.polyglot),
             ("sarama", pytest.mark.polyglot),
         )
     ],

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"hash/fnv"
+	"sync"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -92,5 +94,44 @@ var franz = client{
 		}
 		found := told.Topics[0].Partitions[0]
 		return found.Offset, kerr.ErrorForCode(found.ErrorCode)
+	},
+	load: func(at loading, tell func(loaded)) (func(string, string), func() error, error) {
+		// Of a record that failed it does not tell where it was placed.
+		var placed sync.Map
+		place := func(r *kgo.Record, count int) int {
+			hash := fnv.New32a()
+			hash.Write(r.Key)
+			chosen := int(hash.Sum32() % uint32(count))
+			placed.Store(string(r.Value), int32(chosen))
+			return chosen
+		}
+		c, err := kgo.NewClient(
+			kgo.SeedBrokers(at.brokers...),
+			kgo.RecordPartitioner(kgo.BasicConsistentPartitioner(
+				func(string) func(*kgo.Record, int) int { return place },
+			)),
+			kgo.MetadataMinAge(at.metadata),
+			kgo.MetadataMaxAge(at.metadata),
+			kgo.RecordDeliveryTimeout(at.timeout),
+		)
+		if err != nil {
+			return nil, nil, err
+		}
+		always := context.Background()
+		// Promises are called one after the other.
+		send := func(key, value string) {
+			r := &kgo.Record{Topic: at.topic, Key: []byte(key), Value: []byte(value)}
+			c.Produce(always, r, func(r *kgo.Record, err error) {
+				told := loaded{string(r.Value), -1, r.Offset, ""}
+				if chosen, ok := placed.LoadAndDelete(told.Value); ok {
+					told.Partition = chosen.(int32)
+				}
+				if err != nil {
+					told.Offset, told.Error = -1, err.Error()
+				}
+				tell(told)
+			})
+		}
+		return send, func() error { defer c.Close(); return c.Flush(always) }, nil
 	},
 }
