@@ -40,7 +40,6 @@ from typing import Final, NamedTuple
 from attrs import define, field
 from crc32c import crc32c
 
-from raftmq.errors import AheadError
 from raftmq.ports import Disk, DiskError, DiskFullError, File
 from raftmq.types import Offset
 from raftmq.views.batches import Judged, Kind
@@ -193,7 +192,6 @@ class ViewIndex:
             log_start: where the log begins.
 
         Raises:
-            AheadError: written by a newer raftmq.
             DiskError: the device failed.
         """
         assert len(identity) == IDENTITY_BYTES
@@ -536,11 +534,9 @@ class ViewIndex:
                 return None
             fields = _HEADER.unpack_from(data)
             magic, version, identity, start, end, view_start, epoch, full, rest, crc = fields
-            if magic == MAGIC and version > VERSION:
-                raise AheadError(f"{file.path} has format {version}, known is {VERSION}")
             part = _Part(start, end)
-            if magic != MAGIC or identity != self._identity or name != part.name:
-                return None
+            if (magic, version, identity) != (MAGIC, VERSION, self._identity) or name != part.name:
+                return None  # one of another format is made again from the log
             self._start = max(self._start, view_start)
             _load_rows(file, part, data[HEADER_SIZE:], full, rest, crc)
             self.epoch = epoch if part.end == end else -1
