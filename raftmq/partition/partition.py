@@ -955,10 +955,9 @@ class Partition:
                 self.fetches.wake_all()
 
     def _is_first_leader(self) -> bool:
-        log, start = self.replica.log, self.replica.log.log_start
-        known = log.end_offset_for_epoch(LeaderEpoch(self.replica.leader_epoch - 1))
-        bare_count = start.index - start.base_offset  # of those gone: each leader begins with one
-        return not bare_count and (known is None or known[0] <= start.previous_epoch)
+        log = self.replica.log
+        before = LeaderEpoch(self.replica.leader_epoch - 1)
+        return not log.log_start.index and log.end_offset_for_epoch(before) is None
 
     def state_at(self, offset: Offset, _index: RaftIndex) -> bytes | None:
         """The state of producers exactly at `offset`; None: not ready, call again."""

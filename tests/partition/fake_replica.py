@@ -175,8 +175,7 @@ class FakeLog:
         return Offset(self.hole[0]) if self.hole[0] < end <= self.hole[1] else end
 
     def end_offset_for_epoch(self, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
-        before = self.log_start.previous_epoch
-        known = sorted({h.leader_epoch for h, _ in self.batches} | ({before} if before else set()))
+        known = sorted({header.leader_epoch for header, _ in self.batches})
         best = max((e for e in known if e <= epoch), default=None)
         if best is None:
             return None
@@ -340,8 +339,7 @@ class FakeReplica:
             pass
         self.log.log_start = LogStart(
             offset=Offset(offset),
-            index=RaftIndex(offset + 1),  # behind the bare entry of a leader before
-            base_offset=Offset(offset),
+            index=RaftIndex(offset),
             previous_epoch=LeaderEpoch(5),
             configuration=b"",
             state=state,

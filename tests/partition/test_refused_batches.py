@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode, NotLeaderError, StorageError
-from raftmq.log.log_start import LogStart
 from raftmq.partition.partition import ACKS_ALL
 from raftmq.partition.producer_state import BATCHES_REMEMBERED
 from raftmq.partition.producers import (
@@ -27,7 +26,7 @@ from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.seals import Seal
-from raftmq.types import LeaderEpoch, Offset, RaftIndex
+from raftmq.types import LeaderEpoch, RaftIndex
 from tests.partition.fake_replica import REPLICAS, Bench
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -328,23 +327,6 @@ def test_a_new_leader_lets_nobody_start_above_0_at_once(is_first: bool, wait_ms:
     bench.sleep(1)
     assert send(bench, batch(11)) is NOT_LEADER, "behind the one refused a moment ago"
     assert [send(bench, batch(i)) for i in (10, 11, 12)] == [ErrorCode.NONE] * 3
-
-
-def test_a_number_that_was_gone_has_a_first_leader_again() -> None:
-    """Its log begins where the one before ended, above the epochs of that; nobody waits a minute
-    for what a leader of it has not answered."""
-    bench = made()
-    bench.replica.log.log_start = LogStart(
-        offset=Offset(70), index=RaftIndex(70), previous_epoch=LeaderEpoch(1_005)
-    )
-    bench.replica.leader_epoch = LeaderEpoch(1_005)
-    bench.replica.lead()
-    assert send(bench, batch(11)) is NOT_LEADER
-    bench.sleep(FIRST_LEADER_MS)
-    assert [send(bench, batch(i)) for i in (11, 12)] == [ErrorCode.NONE] * 2
-    bench.replica.lead()
-    bench.sleep(FIRST_LEADER_MS)
-    assert send(bench, batch(11, producer_id=10)) is NOT_LEADER, "the second leader waits"
 
 
 def test_the_missing_first_batch_ends_the_wait() -> None:
