@@ -26,7 +26,7 @@ def test_what_changes_something_wants_the_token(tmp_path: Path) -> None:
         refused = run_command((*words, place), timeout_s=60)
         assert refused.returncode == 1
         assert "this port wants the token" in refused.stderr
-        assert "RAFTMQ_ADMIN_TOKEN_FILE names a file" in refused.stderr
+        assert "RAFTMQ_ADMIN_TOKEN_FILE, names a file" in refused.stderr
         wrong = run_command((*words, place), timeout_s=60, RAFTMQ_ADMIN_TOKEN="x" * 20)
         assert "no token of this port" in wrong.stderr
         states = {row["node_id"]: row["state"] for row in cluster[1].get("/status")["brokers"]}

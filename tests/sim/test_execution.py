@@ -30,6 +30,7 @@ EDGES = ("runtime", "cli", "testing")
 """Folders of what touches the outside world: files, sockets, threads, terminals, processes."""
 LEFT_OUT = {
     "tls.py": "encrypted bytes of connections, and none is simulated",
+    "principals.py": "names out of certificates, as above",
     "secret_file.py": "a file of the operator, read by what is left out here",
     "sasl/exchange.py": "who a client is; simulated ones are anonymous, and everybody may do all",
     "sasl/oauthbearer.py": "as above",
@@ -38,7 +39,6 @@ LEFT_OUT = {
     "metadata/credentials.py": "as above",
     "controller/users.py": "as above; `tests/controller` has plans of users",
     "controller/rules.py": "as above; `tests/controller` has plans of rules",
-    "server/kafka/audited.py": "lines of an audit file, and none is simulated",
     "server/kafka/authentication.py": "who a client is, as in `sasl`",
     "server/kafka/guards.py": "what it may do",
     "server/kafka/record_guards.py": "as above",

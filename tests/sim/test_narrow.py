@@ -12,7 +12,7 @@ from jepsen_like.cluster.stress import narrows
 @pytest.mark.slow
 def test_a_topic_that_shrinks_and_grows_loses_nothing() -> None:
     seen: dict[str, int] = {}
-    for seed in (3, 6):
+    for seed in (1, 4):
         result = run_cluster_seed(seed, narrows(seed))
         assert result.verdict is not Verdict.ANOMALY, f"{seed}: {result.name}: {result.detail}"
         for name, often in result.counts.effects.items():

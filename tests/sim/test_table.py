@@ -16,6 +16,7 @@ from jepsen_like.cluster.planted_narrow import NARROW_BUGS
 from jepsen_like.cluster.planted_nodes import NODE_BUGS
 from jepsen_like.cluster.planted_replicas import REPLICA_BUGS
 from jepsen_like.cluster.planted_transactions import TRANSACTION_BUGS
+from jepsen_like.cluster.planted_views import VIEW_BUGS
 from jepsen_like.planted import BUGS
 from tests.tree import ROOT
 
@@ -33,6 +34,7 @@ def test_what_stands_has_its_bugs() -> None:
         NODE_BUGS,
         REPLICA_BUGS,
         TRANSACTION_BUGS,
+        VIEW_BUGS,
     )
     assert len(BUGS) == sum(map(len, kinds)) >= 60
 
