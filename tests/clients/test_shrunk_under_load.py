@@ -45,8 +45,8 @@ RETIRED = (4, 5)
 HASHES_ANEW = {"java", "kafka-python", "aiokafka", "sarama"}
 """Who places records among the listed partitions once it has asked; others never do."""
 GOES_ON = {"aiokafka", "franz"}
-"""Who goes on with its sequences in a number that was gone. A leader that does not know them refuses
-them for a minute, since a batch before may be under way, and that is not waited for here."""
+"""Who goes on with its sequences in a number that was gone. A leader that does not know them
+refuses them for a minute, since a batch before may be under way; that is not waited for here."""
 BREAKER = "circuit breaker is open"
 """What Sarama says for ten seconds of all records for a partition that it looked up three times in
 vain, also when the partition is there again."""
