@@ -165,7 +165,7 @@ REPLICA_BUGS: Final[dict[str, Bug]] = {
         2,
         (10,),
         ("SingleLeaderPerTerm", "OneControllerPerEpoch", "LogMatching"),
-        begins_at=116,
+        begins_at=173,
     ),
     "ack-before-fsync": Bug(
         patching((Outbox, "release", _release_unflushed)), stress.power, 1, (10,), (_MAJORITY,)
