@@ -172,9 +172,27 @@ def check_sealed(cluster: Cluster, writer: Writer, ends: dict[int, int]) -> None
     try:
         for number, end in ends.items():
             at = confluent_kafka.TopicPartition("t.retired", number)
-            assert consumer.get_watermark_offsets(at, timeout=30) == (0, end)
+            assert watermarks(consumer, at) == (0, end)
     finally:
         consumer.close()
+
+
+def watermarks(
+    consumer: confluent_kafka.Consumer, at: confluent_kafka.TopicPartition
+) -> tuple[int, int]:
+    """Start and end of a number of the view, of which a node that hears nothing does not know."""
+    told: list[tuple[int, int]] = []
+
+    def are_told() -> bool:
+        try:
+            told.append(consumer.get_watermark_offsets(at, timeout=30))
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError._UNKNOWN_PARTITION:
+                raise
+        return bool(told)
+
+    wait_until(are_told, 60, f"the ends of {at.topic}-{at.partition}")
+    return told[0]
 
 
 def check_goes_and_comes_back(cluster: Cluster, writer: Writer) -> None:
