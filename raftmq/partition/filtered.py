@@ -223,7 +223,7 @@ class FilteredPartition(Partition):
 
     @property
     def stable_lag(self) -> int:
-        """None: both kinds of consumers see the same."""
+        """Nothing: both kinds of consumers see the same."""
         return 0
 
     def look_how_near(self) -> bool:
@@ -311,15 +311,11 @@ class FilteredPartition(Partition):
 
     # ---- fetch ----
 
-    def _refusal(self, current_epoch: int, may_follow: bool) -> ErrorCode:
-        """Why this replica does not answer; NONE where it does."""
-        base = self.base
+    def _refusal(self, current_epoch: int, *, may_follow: bool = False) -> ErrorCode:
+        """The base's, while the view is there."""
         if self._is_closed:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        code = base._check_epoch(current_epoch)
-        if code is ErrorCode.NONE and not base.replica.is_leader:
-            return ErrorCode.NONE if may_follow and base._follows else base._no_leader_code()
-        return code
+        return self.base._refusal(current_epoch, may_follow=may_follow)
 
     @reports_assertions
     def read(
@@ -335,7 +331,7 @@ class FilteredPartition(Partition):
         committed_only: bool = False,
     ) -> ReadResult:
         """As `Partition.read`; what is found is in `pieces`."""
-        code = self._refusal(current_epoch, may_follow)
+        code = self._refusal(current_epoch, may_follow=may_follow)
         if code is not ErrorCode.NONE:
             return ReadResult(code)
         base = self.base
@@ -532,7 +528,7 @@ class FilteredPartition(Partition):
         committed_only: bool = False,
     ) -> OffsetResult:
         """As `Partition.list_offset`, of matches alone; mostly the answer comes `later`."""
-        code = self._refusal(current_epoch, may_follow=False)
+        code = self._refusal(current_epoch)
         if code is not ErrorCode.NONE:
             return OffsetResult(code)
         replica = self.base.replica

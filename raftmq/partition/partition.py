@@ -563,9 +563,7 @@ class Partition:
                 were aborted. While that is not known, OFFSET_NOT_AVAILABLE.
         """
         replica = self.replica
-        code = self._check_epoch(current_epoch)
-        if code is ErrorCode.NONE and not replica.is_leader and not (may_follow and self._follows):
-            code = self._no_leader_code()
+        code = self._refusal(current_epoch, may_follow=may_follow)
         if code is not ErrorCode.NONE:
             return ReadResult(code)
         start = replica.log_start_offset
@@ -744,16 +742,20 @@ class Partition:
         """True when a leader of the current term told this replica how far it has committed."""
         return self.replica.leader is not None
 
-    def _check_epoch(self, current_epoch: int) -> ErrorCode:
+    def _refusal(self, current_epoch: int, *, may_follow: bool = False) -> ErrorCode:
+        """Why a reader who knows that leader epoch is told nothing here; NONE where it is."""
         if self._is_closed:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if current_epoch < 0:
+        if current_epoch >= 0:
+            current_epoch = max(current_epoch, FIRST_EPOCH)
+            known = self.replica.leader_epoch
+            if current_epoch < known:
+                return ErrorCode.FENCED_LEADER_EPOCH
+            if current_epoch > known:
+                return ErrorCode.UNKNOWN_LEADER_EPOCH
+        if self.replica.is_leader or (may_follow and self._follows):
             return ErrorCode.NONE
-        current_epoch = max(current_epoch, FIRST_EPOCH)
-        known = self.replica.leader_epoch
-        if current_epoch < known:
-            return ErrorCode.FENCED_LEADER_EPOCH
-        return ErrorCode.UNKNOWN_LEADER_EPOCH if current_epoch > known else ErrorCode.NONE
+        return self._no_leader_code()
 
     def _no_leader_code(self) -> ErrorCode:
         if self.replica.failure is not None:
@@ -798,9 +800,7 @@ class Partition:
         committed records alone the log ends at the last stable offset.
         """
         replica = self.replica
-        code = self._check_epoch(current_epoch)
-        if code is ErrorCode.NONE and not replica.is_leader:
-            code = self._no_leader_code()
+        code = self._refusal(current_epoch)
         if code is not ErrorCode.NONE:
             return OffsetResult(code)
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -822,9 +822,7 @@ class Partition:
     def end_offset_for_epoch(self, epoch: int, *, current_epoch: int = -1) -> EpochEnd:
         """Where the greatest known epoch not above `epoch` ended (KIP-101)."""
         replica = self.replica
-        code = self._check_epoch(current_epoch)
-        if code is ErrorCode.NONE and not replica.is_leader:
-            code = self._no_leader_code()
+        code = self._refusal(current_epoch)
         if code is not ErrorCode.NONE:
             return EpochEnd(code)
         if epoch >= replica.leader_epoch and not replica.is_writable:
