@@ -15,7 +15,7 @@ done.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -24,12 +24,15 @@ import msgspec
 import structlog
 from attrs import frozen
 
+from raftmq.errors import ErrorCode
 from raftmq.foreign import ascii_json
 from raftmq.ports import Clock
 
 TEXT_LENGTH_MAX: Final = 256
 """Of a text that others chose."""
 ROWS_PER_LINE: Final = 100
+UNKNOWN_CODE: Final = "UNKNOWN"
+"""The code of what was not answered."""
 PERIOD_MS: Final = 10_000.0
 
 _log = structlog.get_logger("raftmq.audit")
@@ -51,6 +54,28 @@ class AuditOutcome(StrEnum):
     UNKNOWN = "unknown"
     FAILED = "failed"
     DENIED = "denied"
+
+
+_UNCERTAIN: Final = frozenset(
+    {
+        UNKNOWN_CODE,
+        ErrorCode.REQUEST_TIMED_OUT.name,
+        ErrorCode.UNKNOWN_SERVER_ERROR.name,
+        ErrorCode.NETWORK_EXCEPTION.name,
+        ErrorCode.NOT_CONTROLLER.name,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE.name,
+    }
+)
+"""After these a change may have been made, or may yet be."""
+
+
+def outcome_of(codes: Set[str]) -> AuditOutcome:
+    """What came of a change whose parts came to these codes, by name."""
+    if codes & _UNCERTAIN:
+        return AuditOutcome.UNKNOWN
+    if ErrorCode.NONE.name not in codes:
+        return AuditOutcome.FAILED
+    return AuditOutcome.OK if len(codes) == 1 else AuditOutcome.PARTIAL
 
 
 _Kind, _Outcome = AuditKind, AuditOutcome

@@ -48,7 +48,7 @@ from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.metadata.voters import metadata_target, voters_wanted
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
-from raftmq.server.audit import Audit, AuditOutcome, AuditRow, Who
+from raftmq.server.audit import Audit, AuditRow, Who, outcome_of
 from raftmq.types import NodeId
 
 BODY_BYTES_MAX: Final = 4 << 10
@@ -59,16 +59,6 @@ WHO: Final = "raftmq.who"
 """Where a request's scope says who sent it."""
 _JSON: Final = "application/json"
 _UNTOLD: Final = frozenset(("timeout_ms", "dry_run"))
-_UNCERTAIN: Final = frozenset(
-    code.name
-    for code in (
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.UNKNOWN_SERVER_ERROR,
-        ErrorCode.NOT_CONTROLLER,
-        ErrorCode.NETWORK_EXCEPTION,
-    )
-)
-"""After these a change may have been made, or may yet be."""
 
 Page: TypeAlias = Callable[[Request], Awaitable[Response]]
 _Value = TypeVar("_Value")
@@ -119,7 +109,7 @@ def action_page(
         audit.administration(
             who_of(request),
             f"{request.method} {request.url.path}",
-            _outcome(code),
+            outcome_of({code}),
             [AuditRow("cluster", detail, code)],
             is_dry_run=bool(getattr(wanted, "dry_run", False)),
         )
@@ -145,12 +135,6 @@ def action_page(
         return answer(result)
 
     return page
-
-
-def _outcome(code: str) -> AuditOutcome:
-    if code == ErrorCode.NONE.name:
-        return AuditOutcome.OK
-    return AuditOutcome.UNKNOWN if code in _UNCERTAIN else AuditOutcome.FAILED
 
 
 def within_limits(timeout_ms: int) -> int:

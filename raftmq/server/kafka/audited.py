@@ -31,7 +31,14 @@ from raftmq.rights import (
     PERMISSION_CODES,
 )
 from raftmq.sasl.scram import SCRAM_BY_NUMBER
-from raftmq.server.audit import ROWS_PER_LINE, Audit, AuditOutcome, AuditRow
+from raftmq.server.audit import (
+    ROWS_PER_LINE,
+    UNKNOWN_CODE,
+    Audit,
+    AuditOutcome,
+    AuditRow,
+    outcome_of,
+)
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, value_of
@@ -45,19 +52,7 @@ Part: TypeAlias = tuple[Key, str, str]
 
 PARTS_MAX: Final = 10_000
 """Of one request; what is beyond is counted."""
-UNKNOWN_CODE: Final = "UNKNOWN"
 _SETS: Final = ("set", "delete", "append", "subtract")
-_UNCERTAIN: Final = frozenset(
-    {
-        UNKNOWN_CODE,
-        ErrorCode.REQUEST_TIMED_OUT.name,
-        ErrorCode.UNKNOWN_SERVER_ERROR.name,
-        ErrorCode.NETWORK_EXCEPTION.name,
-        ErrorCode.NOT_CONTROLLER.name,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE.name,
-    }
-)
-"""After these a change may have been made, or may yet be."""
 _CLUSTER: Final = "cluster"
 _MASKED: Final = "***"
 
@@ -123,7 +118,7 @@ def _audited(
         if count % TURN_PARTITIONS == 0:
             yield None
     whole = _get(answer, "error_code", None)
-    outcome = _outcome({_name(found.get(key, whole)) for key, _, _ in parts} or {_name(whole)})
+    outcome = outcome_of({_name(found.get(key, whole)) for key, _, _ in parts} or {_name(whole)})
     lines = max(1, -(-len(parts) // ROWS_PER_LINE))
     for number in range(lines):
         some = parts[number * ROWS_PER_LINE : (number + 1) * ROWS_PER_LINE]
@@ -166,15 +161,6 @@ def _name(code: int | None) -> str:
         return ErrorCode(code).name
     except ValueError:
         return UNKNOWN_CODE
-
-
-def _outcome(codes: set[str]) -> AuditOutcome:
-    """What came of a request whose parts came to these."""
-    if codes & _UNCERTAIN:
-        return AuditOutcome.UNKNOWN
-    if ErrorCode.NONE.name not in codes:
-        return AuditOutcome.FAILED
-    return AuditOutcome.OK if len(codes) == 1 else AuditOutcome.PARTIAL
 
 
 def _get(row: Any, field: str, otherwise: Any = ()) -> Any:
