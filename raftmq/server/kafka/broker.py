@@ -298,6 +298,13 @@ class Broker:
             return self.image.topics.get(name)
         return None if topic_id is None else self.image.topic_by_id(TopicId(topic_id))
 
+    def find_base(self, name: str | None, topic_id: UUID | None) -> TopicImage | None:
+        """As `find_topic`; of a view the topic that it looks at."""
+        topic = self.find_topic(name, topic_id)
+        if topic is None and (view := self.views.find(name, topic_id)) is not None:
+            return view.topic
+        return topic
+
     def find_partition(
         self, name: str | None, topic_id: UUID | None, index: int
     ) -> Partition | ErrorCode:
@@ -381,9 +388,7 @@ class Broker:
         None when it is known, or not to be expected soon. `hold` is the connection's."""
         keys = []
         for name, topic_id, index in wanted:
-            topic = self.find_topic(name, topic_id)
-            if topic is None and (view := self.views.find(name, topic_id)) is not None:
-                topic = view.topic
+            topic = self.find_base(name, topic_id)
             if topic is not None:
                 keys.append((topic.topic_id, index))
         return self.leader_waits.next_leaders_of(keys, hold)

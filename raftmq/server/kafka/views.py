@@ -41,13 +41,8 @@ class View:
         return self.topic.width if self.image.condition else self.image.width
 
     @property
-    def committed_in(self) -> str:
-        """The name under which groups' offsets in it are kept."""
-        return self.image.name if self.image.condition else self.topic.name
-
-    @property
-    def judged_as(self) -> str:
-        """The topic whose rights count for it, by name."""
+    def counts_as(self) -> str:
+        """The name under which its offsets are kept, and by which rights to it are asked for."""
         return self.image.name if self.image.condition else self.topic.name
 
     def is_retired(self, index: int) -> bool:
@@ -117,9 +112,9 @@ class Views:
         return self._empty[key]
 
     def source_of(self, name: str) -> str:
-        """Whose rights count for a name."""
+        """Whose offsets and rights count for a name."""
         view = self.find(name, None)
-        return name if view is None else view.judged_as
+        return name if view is None else view.counts_as
 
     def is_reserved(self, name: str) -> bool:
         """True of a name that no topic is to get by being asked for."""
@@ -131,8 +126,7 @@ class Views:
 
     def committed_at(self, name: str, index: int) -> TopicPartition:
         """Under which partition a group's offset is kept."""
-        view = self.find(name, None)
-        return TopicPartition(name if view is None else view.committed_in, index)
+        return TopicPartition(self.source_of(name), index)
 
     def shown_at(self, at: TopicPartition) -> TopicPartition:
         """Where the offset of a partition is told of unasked: of a retired one in the view. A tool

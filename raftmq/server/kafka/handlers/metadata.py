@@ -151,7 +151,7 @@ def _handle_many(
         if key in wanted:
             continue
         wanted[key] = one
-        topic = _base(broker, *key)
+        topic = broker.find_base(*key)
         if topic is not None:
             known.append(topic)
         elif _is_missing(broker, one):
@@ -173,16 +173,8 @@ def _handle_many(
 
 def _known(broker: Broker, wanted: Sequence[Struct]) -> list[TopicImage]:
     """Those of the topics asked for that exist; of a view the topic that it looks at."""
-    found = (_base(broker, topic.name, topic.topic_id) for topic in wanted)
+    found = (broker.find_base(topic.name, topic.topic_id) for topic in wanted)
     return [topic for topic in found if topic is not None]
-
-
-def _base(broker: Broker, name: str | None, topic_id: UUID | None) -> TopicImage | None:
-    """Whose partitions a name or an id stands for."""
-    topic = broker.find_topic(name, topic_id)
-    if topic is None and (view := broker.views.find(name, topic_id)) is not None:
-        return view.topic
-    return topic
 
 
 def _next_leaders(
@@ -430,7 +422,7 @@ def _view(view: View, operations: Callable[[str], int]) -> dict[str, Any]:
         "topic_id": view.image.topic_id,
         "is_internal": False,
         "partitions": [],
-        "topic_authorized_operations": operations(view.judged_as),
+        "topic_authorized_operations": operations(view.counts_as),
     }
 
 

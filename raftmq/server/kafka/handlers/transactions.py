@@ -201,7 +201,7 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
     for topic in request.topics:
         view = broker.views.find(topic.name, None)
         found = image.topics.get(topic.name) if view is None else view.topic
-        name = topic.name if view is None else view.committed_in
+        name = topic.name if view is None else view.counts_as
         kept_in = image.committed_id(name)
         for partition in topic.partitions:
             count += 1
