@@ -49,8 +49,10 @@ from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS, TopicImage
+from raftmq.node.cold_reads import read_cold
 from raftmq.node.environment import Tasks
-from raftmq.partition.parked import Deadline, Deadlines
+from raftmq.node.work_queue import RETRY_MS, WorkItem, WorkQueue
+from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, FileSpan
 from raftmq.ports import DiskError
@@ -83,8 +85,6 @@ READ_TURN: Final = 25
 """Batches that are looked up in one turn of the loop."""
 NOTE_AGAIN_OFFSETS: Final = 2_000
 SEND_TIMEOUT_MS: Final = 2_000
-RETRY_MS: Final = 100.0
-RETRY_MS_MAX: Final = 2_000.0
 GONE_MS_MIN: Final = 60_000
 """So long has a leader itself seen that a target is gone before it gives up."""
 LOOK_MS_MAX: Final = 1_000.0
@@ -114,7 +114,7 @@ class Reading:
 
 
 @define(eq=False, slots=True)
-class Led:
+class Led(WorkItem):
     """A lane of a delay partition under one leadership of this node.
 
     Attributes:
@@ -127,7 +127,6 @@ class Led:
         note_offset: where the last note is.
         given_up: the notes that gave up, each with the first offset of what it did.
         gone_ms: since when this leader sees that the target is gone; None: it is there.
-        trouble: why the last attempt failed; "" where it did not.
     """
 
     partition: Partition
@@ -142,14 +141,7 @@ class Led:
     note_offset: int = -1
     given_up: deque[GivenUp] = field(factory=deque)
     gone_ms: int | None = None
-    trouble: str = ""
-    retry_ms: float = RETRY_MS
     late_ms: int = 0
-    is_queued: bool = False
-    is_at_work: bool = False
-    is_news: bool = False
-    timer: Deadline | None = None
-    wake: Callable[[], None] = field(default=lambda: None)
 
     def woken(self) -> None:
         """The partition has something new (`parked.FetchWaiter`)."""
@@ -208,8 +200,7 @@ class Delays:
         self._touch = touch
         self._find = find
         self._led: dict[LaneKey, Led] = {}
-        self._queue: deque[Led] = deque()
-        self._news: Promise[None] = Promise()
+        self._queue: WorkQueue[Led] = WorkQueue(tasks, deadlines)
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
         self.entries_max: int | None = None
         self.delivered_count = 0
@@ -231,10 +222,9 @@ class Delays:
             if known.epoch == partition.leader_epoch and known.partition is partition:
                 return
             known.partition.fetches.unpark(known)
-        led.wake = partial(self._wake, led)
         self._led[led.key] = led
         partition.fetches.park(led)
-        self._wake(led)
+        self._queue.add(led)
 
     @property
     def pending_count(self) -> int:
@@ -312,49 +302,20 @@ class Delays:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        await self._tasks.together([self._work] * WORKERS)
+        await self._tasks.together([partial(self._queue.work, self._turn)] * WORKERS)
 
-    def _wake(self, led: Led) -> None:
-        if led.is_at_work:
-            led.is_news = True
-        elif not led.is_queued:
-            led.is_queued = True
-            self._queue.append(led)
-            if not self._news.is_done:
-                self._news.resolve(None)
-
-    async def _work(self) -> None:
-        while True:
-            while not self._queue:
-                if self._news.is_done:
-                    self._news = Promise()
-                await self._tasks.wait(self._news)
-            led = self._queue.popleft()
-            led.is_queued, led.is_at_work, led.is_news = False, True, False
-            pause_ms: float | None
-            try:
-                pause_ms = await self._step(led)
-            except (KafkaError, DiskError) as error:
-                pause_ms = self._failed(led, str(error) or type(error).__name__)
-            finally:
-                led.is_at_work = False
-            if led.timer is not None:
-                led.timer.cancel()
-                led.timer = None
-            if led.is_news or pause_ms == 0:
-                self._wake(led)
-            elif pause_ms is not None:
-                led.timer = self._deadlines.after(pause_ms, led.wake)
+    async def _turn(self, led: Led) -> float | None:
+        try:
+            return await self._step(led)
+        except (KafkaError, DiskError) as error:
+            return self._failed(led, str(error) or type(error).__name__)
 
     def _failed(self, led: Led, why: str) -> float:
         """Remember why it does not go on; how long to wait."""
         if led.is_current and led.trouble != why:
             name = led.partition.name
             logger.warning("a delivery waits", topic=name.topic, partition=name.partition, why=why)
-        led.trouble = why
-        pause_ms = led.retry_ms
-        led.retry_ms = min(2 * pause_ms, RETRY_MS_MAX)
-        return pause_ms
+        return led.failed(why)
 
     # ---- one partition ----
 
@@ -625,7 +586,8 @@ class Delays:
             self.sends_failed_count += 1
             return self._failed(led, f"{delivery.partition} of its target: {code.name}")
         self.delivered_count += len(delivery.offsets)
-        led.is_owed, led.batch, led.trouble, led.retry_ms = False, None, "", RETRY_MS
+        led.is_owed, led.batch = False, None
+        led.succeeded()
         return 0
 
     def _exists(self, delivery: Delivery) -> bool:
@@ -675,14 +637,11 @@ class Delays:
         Raises:
             KafkaError: they cannot be read now.
         """
-        while True:
-            result = partition.read(Offset(offset), bytes_max, may_wait=False)
-            if result.code is not ErrorCode.NONE:
-                raise KafkaError(code=result.code)
-            if result.job is None:
-                return list(result.spans)
-            await self._tasks.in_thread(result.job.run)
-            partition.prepared(result.job)
+        read = partial(partition.read, Offset(offset), bytes_max, may_wait=False)
+        result = await read_cold(self._tasks, partition, read)
+        if result.code is not ErrorCode.NONE:
+            raise KafkaError(code=result.code)
+        return list(result.spans)
 
     async def _records(self, led: Led, offsets: list[tuple[int, int]]) -> list[tuple[Record, int]]:
         """The records at these offsets, each with its creation time; with the position of each in

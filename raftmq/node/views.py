@@ -21,15 +21,17 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from attrs import define, field
+from attrs import define
 
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.image import MetadataImage, ViewImage
+from raftmq.node.cold_reads import read_cold
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Tasks
+from raftmq.node.work_queue import RETRY_MS, WorkItem, WorkQueue
 from raftmq.partition.filtered import FilteredPartition
 from raftmq.partition.look_ups import look_up
 from raftmq.partition.parked import Deadline, Deadlines
@@ -55,20 +57,17 @@ PACED_BYTES: Final = 1 << 20
 """An index that lacks more than this pauses between stretches."""
 SAVE_MS: Final = 10_000.0
 LOOK_MS: Final = 1_000.0
-RETRY_MS: Final = 100.0
-RETRY_MS_MAX: Final = 2_000.0
 STAGED_MS: Final = 25.0
 """What waits in memory for a flush is in its file soon."""
 LOOK_UP_MS: Final = 30_000.0
 
 
 @define(eq=False, slots=True)
-class Fill:
+class Fill(WorkItem):
     """The index of one view at one replica.
 
     Attributes:
         shown: what readers are given.
-        trouble: why the last attempt failed; "" where it did not.
         saved_end: the index's files say what it knew below.
         must_remove: its files are to go once it is closed.
     """
@@ -76,18 +75,10 @@ class Fill:
     view: ViewImage
     shown: FilteredPartition
     folder: str
-    trouble: str = ""
-    retry_ms: float = RETRY_MS
     saved_end: Offset = NO_OFFSET
     saved_ms: float = 0.0
     is_closed: bool = False
     must_remove: bool = False
-    is_queued: bool = False
-    is_at_work: bool = False
-    is_news: bool = False
-    is_pausing: bool = False  # news do not wake it
-    timer: Deadline | None = None
-    wake: Callable[[], None] = field(default=lambda: None)
 
     def woken(self) -> None:
         """The base moved (`parked.FetchWaiter`)."""
@@ -153,8 +144,7 @@ class NodeViews:
         self._registry = registry
         self._rebuilt = RebuiltBatches()
         self._fills: dict[FillKey, Fill] = {}
-        self._queue: deque[Fill] = deque()
-        self._news: Promise[None] = Promise()
+        self._queue: WorkQueue[Fill] = WorkQueue(tasks, deadlines)
         self._asked: deque[_Asked] = deque()
         self._has_asked: Promise[None] = Promise()
         self.judged_bytes = 0
@@ -255,20 +245,16 @@ class NodeViews:
             counts=self.counts.setdefault(view.name, TopicCounts()),
         )
         fill = Fill(view, shown, f"{self._root}/{view.topic_id}/{_folder_of(base.group)}")
-        fill.wake = partial(self._wake, fill)
         self._fills[fill.key] = fill
         base.fetches.park(fill)
-        self._wake(fill)
+        self._queue.add(fill)
 
     def _end(self, fill: Fill, *, must_remove: bool) -> None:
         del self._fills[fill.key]
         fill.base.fetches.unpark(fill)
-        fill.is_closed, fill.must_remove = True, must_remove
-        if fill.timer is not None:
-            fill.timer.cancel()
-            fill.timer = None
+        fill.is_closed, fill.must_remove, fill.is_pausing = True, must_remove, False
         fill.shown.close()
-        self._wake(fill)
+        fill.wake()
 
     async def sweep(self) -> None:
         """Remove what is left of views and replicas that went while this node was down; call it
@@ -297,50 +283,16 @@ class NodeViews:
 
     async def run(self) -> None:
         """Fill indexes and look up times until cancelled."""
-        await self._tasks.together([self._work] * WORKERS + [self._answer] * LOOK_UPS)
+        fills = [partial(self._queue.work, self._turn)] * WORKERS
+        await self._tasks.together([*fills, *[self._answer] * LOOK_UPS])
 
-    def _wake(self, fill: Fill) -> None:
-        if fill.is_at_work:
-            fill.is_news = True
-            return
-        if fill.timer is not None:
-            if fill.is_pausing and not fill.is_closed:
-                return
-            fill.timer.cancel()
-            fill.timer = None
-        if not fill.is_queued:
-            fill.is_queued = True
-            self._queue.append(fill)
-            if not self._news.is_done:
-                self._news.resolve(None)
-
-    async def _work(self) -> None:
-        while True:
-            while not self._queue:
-                if self._news.is_done:
-                    self._news = Promise()
-                await self._tasks.wait(self._news)
-            fill = self._queue.popleft()
-            fill.is_queued, fill.is_at_work = False, True
-            fill.is_news = fill.is_pausing = False
-            pause_ms: float | None
-            try:
-                pause_ms = await self._step(fill)
-                fill.trouble, fill.retry_ms = "", RETRY_MS
-            except (KafkaError, DiskError) as error:
-                pause_ms = self._failed(fill, error)
-            finally:
-                fill.is_at_work = False
-            if pause_ms is not None and pause_ms > 0:
-                fill.timer = self._deadlines.after(pause_ms, partial(self._rested, fill))
-                if fill.is_news or fill.is_closed:
-                    self._wake(fill)
-            elif fill.is_news or pause_ms is not None:
-                self._wake(fill)
-
-    def _rested(self, fill: Fill) -> None:
-        fill.timer = None
-        self._wake(fill)
+    async def _turn(self, fill: Fill) -> float | None:
+        try:
+            pause_ms = await self._step(fill)
+        except (KafkaError, DiskError) as error:
+            return self._failed(fill, error)
+        fill.succeeded()
+        return pause_ms
 
     def _failed(self, fill: Fill, error: KafkaError | DiskError) -> float | None:
         """Remember why it does not go on; how long to wait."""
@@ -354,10 +306,8 @@ class NodeViews:
         if fill.trouble != why:
             name = fill.shown.name
             logger.warning("a view waits", view=name.topic, partition=name.partition, why=why)
-        fill.trouble, fill.is_pausing = why, True
-        pause_ms = fill.retry_ms
-        fill.retry_ms = min(2 * pause_ms, RETRY_MS_MAX)
-        return pause_ms
+        fill.is_pausing = True
+        return fill.failed(why)
 
     async def _step(self, fill: Fill) -> float | None:
         """Do what comes next; when to look again in milliseconds, None: when the base moves."""
@@ -482,14 +432,10 @@ class NodeViews:
 
     async def _read(self, base: Partition, offset: Offset) -> ReadResult:
         """Stable batches from an offset on, in memory and checked."""
-        while True:
-            result = base.read(
-                offset, READ_BYTES, may_follow=True, may_wait=False, committed_only=True
-            )
-            if result.job is None:
-                return result
-            await self._tasks.in_thread(result.job.run)
-            base.prepared(result.job)
+        read = partial(
+            base.read, offset, READ_BYTES, may_follow=True, may_wait=False, committed_only=True
+        )
+        return await read_cold(self._tasks, base, read)
 
     def _tell_unreadable(self, fill: Fill, job: JudgeJob) -> None:
         self.unreadable_count += len(job.unreadable)
@@ -551,12 +497,8 @@ class NodeViews:
         end = base.stable_end
         if end == NO_OFFSET:
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
-        while True:
-            first = look_up(base.replica, asked.timestamp, end, may_wait=False)
-            if first.job is None:
-                break
-            await self._tasks.in_thread(first.job.run)
-            base.prepared(first.job)
+        look = partial(look_up, base.replica, asked.timestamp, end, may_wait=False)
+        first = await read_cold(self._tasks, base, look)
         if first.code is not ErrorCode.NONE or first.offset == NO_OFFSET:
             return first
         at = first.offset  # all that is before it is older
