@@ -59,6 +59,27 @@ async def create_topics(
     kafka.hang_up()
 
 
+async def create_one(kafka: Kafka, row: dict[str, Any]) -> None:
+    """Create a topic, or a view, asking until it is there."""
+    while not await _is_created(kafka, row):
+        await kafka.pause()
+
+
+async def _is_created(kafka: Kafka, row: dict[str, Any]) -> bool:
+    try:
+        answer = await kafka.ask(
+            kafka.any_node(),
+            ApiKey.CREATE_TOPICS,
+            topics=[row],
+            timeout=ADMIN_TIMEOUT_MS,
+            validate_only=False,
+        )
+    except Lost:
+        return False
+    code = answer.topics[0].error_code
+    return code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
+
+
 def topic_row(name: str, count: int) -> dict[str, Any]:
     """A topic as CreateTopics wants it."""
     return {

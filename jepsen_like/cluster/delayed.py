@@ -15,11 +15,11 @@ which all nodes' clocks but the first one's tell.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, topic_row
+from jepsen_like.cluster.admins import create_one, topic_row
 from jepsen_like.cluster.fetch_session import FETCH_BYTES, WAIT_MS
 from jepsen_like.cluster.kafka import VERSIONS, Kafka, Lost
 from jepsen_like.cluster.tasks import until
@@ -112,24 +112,8 @@ async def create_delay_topics(world: ClusterWorld, process: int) -> None:
     for name, configs in ((TARGET, kept), (DEAD, kept), (LATER, CONFIGS)):
         row = topic_row(name, PARTITIONS)
         row["configs"] = [{"name": key, "value": value} for key, value in configs.items()]
-        while not await _created(kafka, row):
-            await kafka.pause()
+        await create_one(kafka, row)
     kafka.hang_up()
-
-
-async def _created(kafka: Kafka, row: dict[str, Any]) -> bool:
-    try:
-        answer = await kafka.ask(
-            kafka.any_node(),
-            ApiKey.CREATE_TOPICS,
-            topics=[row],
-            timeout=ADMIN_TIMEOUT_MS,
-            validate_only=False,
-        )
-    except Lost:
-        return False
-    code = answer.topics[0].error_code
-    return code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 
 
 class DelayedProducer:

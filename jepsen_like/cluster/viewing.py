@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field, frozen
 
-from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, topic_row
+from jepsen_like.cluster.admins import create_one, topic_row
 from jepsen_like.cluster.committed_fetch import committed_rows
 from jepsen_like.cluster.fetch_session import FETCH_BYTES, WAIT_MS
 from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
@@ -82,20 +82,7 @@ async def create_views(world: ClusterWorld, process: int) -> None:
             {"name": "raftmq.view.of", "value": view.base},
             {"name": "raftmq.view.where", "value": view.where},
         ]
-        code = -1
-        while code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            await kafka.pause()
-            try:
-                answer = await kafka.ask(
-                    kafka.any_node(),
-                    ApiKey.CREATE_TOPICS,
-                    topics=[row],
-                    timeout=ADMIN_TIMEOUT_MS,
-                    validate_only=False,
-                )
-            except Lost:
-                continue
-            code = answer.topics[0].error_code
+        await create_one(kafka, row)
     kafka.hang_up()
 
 

@@ -13,7 +13,7 @@ cost one. Invariant: it is bounded by bytes, and the batch that was put last is 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from attrs import define, field
@@ -40,6 +40,12 @@ class AbortedRow(Protocol):
     def first_offset(self) -> int: ...
     @property
     def marker_offset(self) -> int: ...
+
+
+def _batches(spans: Iterable[Span]) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches of spans, read from their files."""
+    for span in spans:
+        yield from split_batches(span.file.pread(span.size, span.position))
 
 
 @define(slots=True, eq=False)
@@ -73,10 +79,9 @@ class JudgeJob:
             DiskError: the device failed.
             CorruptBatchError: the spans are no batches.
         """
-        for span in self.spans:
-            for header, batch in split_batches(span.file.pread(span.size, span.position)):
-                if header.next_offset > self.start:
-                    self._take(header, batch)
+        for header, batch in _batches(self.spans):
+            if header.next_offset > self.start:
+                self._take(header, batch)
 
     def _take(self, header: BatchHeader, batch: memoryview) -> None:
         self.size += header.size
@@ -121,10 +126,9 @@ class RebuildJob:
             DiskError: the device failed.
             CorruptBatchError: the spans are no batches.
         """
-        for span in self.spans:
-            for header, batch in split_batches(span.file.pread(span.size, span.position)):
-                if header.base_offset in self.wanted:
-                    self.rebuilt.append((header.base_offset, kept(batch, self.condition)))
+        for header, batch in _batches(self.spans):
+            if header.base_offset in self.wanted:
+                self.rebuilt.append((header.base_offset, kept(batch, self.condition)))
 
 
 @define(slots=True, eq=False)
@@ -150,11 +154,10 @@ class TimeJob:
             DiskError: the device failed.
             CorruptBatchError: the spans are no batches.
         """
-        for span in self.spans:
-            for header, batch in split_batches(span.file.pread(span.size, span.position)):
-                is_meant = header.base_offset == self.base_offset
-                if is_meant and header.max_timestamp >= self.timestamp_ms:
-                    self._look(header, kept(batch, self.condition))
+        for header, batch in _batches(self.spans):
+            is_meant = header.base_offset == self.base_offset
+            if is_meant and header.max_timestamp >= self.timestamp_ms:
+                self._look(header, kept(batch, self.condition))
 
     def _look(self, header: BatchHeader, matches: Buffer) -> None:
         for record in read_records(matches) if matches else ():
