@@ -72,9 +72,14 @@ class OpenConnections:
     def __len__(self) -> int:
         return len(self._open) + len(self._ending)
 
+    @property
+    def is_full(self) -> bool:
+        """True while a new one takes the place of another, or is refused."""
+        return len(self._open) >= self._connections_max
+
     def enter(self, host: str) -> OpenConnection | None:
         """A connection from there; None when there is no room for it."""
-        if len(self._open) >= self._connections_max and not self._make_room():
+        if self.is_full and not self._make_room():
             self.refused += 1
             return None
         connection = OpenConnection(host)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Final, Protocol
 
 import h11
@@ -274,11 +275,7 @@ class _Connection(TCPServer):
         vars(self).clear()
 
 
-async def serve_admin(
-    sock: socket.socket,
-    sources: PageSources,
-    count_bug: CountBug,
-) -> None:
+async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: CountBug) -> None:
     """Serve the admin port on a bound socket until cancelled; it stays the caller's.
 
     Each connection has a border of its own: what its bytes make of Hypercorn's protocol code costs
@@ -290,8 +287,7 @@ async def serve_admin(
     connections = OpenConnections(CONNECTIONS_MAX)
 
     async def accepted(stream: trio.SocketStream) -> None:
-        is_full = len(connections) >= CONNECTIONS_MAX
-        if is_full:
+        if connections.is_full:
             sources.refuse(CONNECTIONS_BOUND)
         connection = connections.enter(_host_of(stream))
         if connection is None:
@@ -314,7 +310,9 @@ def _host_of(stream: trio.SocketStream) -> str:
         return ""  # it is gone already
 
 
+@cache
 def _configuration() -> Config:
+    """The same for all connections: nothing changes it."""
     config = Config()
     config.accesslog = None
     config.errorlog = None
