@@ -36,7 +36,6 @@ WRITES_IN_PLACE = {
     "spark/raftmq_spark/export/store.py": "the files that get their names afterwards",
     "client/raftmq_client/security_file.py": "a folder that is gone a moment later",
     "raftmq/runtime/peer_secret.py": "a certificate in memory, by way of a file that has no name",
-    "raftmq/runtime/throw_away.py": "keys of a cluster that is thrown away",
 }
 """Modules that write files of their own without the port of the disk."""
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from raftmq.errors import RaftmqError
+from raftmq.ports import DiskError, replace_file
+from raftmq.runtime.disk import RealDisk
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -190,7 +192,7 @@ class ThrowAway:
         _write(self.folder / f"{user}.properties", text)
         if user == ADMIN or not self.users:
             words["admin.token_file"] = str(self.folder / "admin.token")
-        text = "".join(f"{word} = {json.dumps(value)}\n" for word, value in words.items())
+        text = "".join(f"{word} = {toml_text(value)}\n" for word, value in words.items())
         _write(self.folder / f"{user}.toml", text)
 
     def _issue(
@@ -220,12 +222,11 @@ def toml_text(value: object) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file, readable by its owner alone from the first byte on."""
-    new = path.with_name(f"{path.name}.new")
-    new.touch(mode=0o600)
-    new.chmod(0o600)
-    new.write_text(text)
-    new.replace(path)
+    """Replace a file, readable by its owner alone from the first byte on, as all of this disk."""
+    try:
+        replace_file(RealDisk(), str(path.absolute()), text.encode())
+    except DiskError as error:
+        raise RaftmqError(str(error)) from error
 
 
 # ---- certificates ----

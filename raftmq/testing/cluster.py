@@ -29,18 +29,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from attrs import frozen
 
 from raftmq.errors import RaftmqError
+from raftmq.runtime.throw_away import MODES, USER, ThrowAway
 from raftmq.testing.login import Login
 
 if TYPE_CHECKING:
-    from raftmq.runtime.throw_away import ThrowAway
     from raftmq_client import Admin
 
 __all__ = ["Cluster", "ClusterError", "LackError", "NodeView"]
 
 HOST: Final = "127.0.0.1"
 SIZES: Final = (1, 3, 5)
-KINDS: Final = ("scram", "mtls", "tls")
-FIRST_USER: Final = "alice"
 VOTERS_MAX: Final = 3
 START_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.01
@@ -184,8 +182,8 @@ class Cluster:
     ) -> None:
         if nodes not in SIZES:
             raise ValueError(f"nodes is {nodes}, and must be one of {SIZES}")
-        if security not in (None, *KINDS):
-            raise ValueError(f"security is {security!r}, and must be None or one of {KINDS}")
+        if security not in (None, *MODES):
+            raise ValueError(f"security is {security!r}, and must be None or one of {MODES}")
         self._size = nodes
         self._defaults = {**QUICK, **{k: _text(v) for k, v in (defaults or {}).items()}}
         self._settings = dict(settings or {})
@@ -277,7 +275,7 @@ class Cluster:
         made = self._throw_away
         names = Login(self.bootstrap, made.protocol, ca_file=made.ca_file)
         if self._security == "tls":
-            return names.but(toml=made.folder / f"{FIRST_USER}.toml")
+            return names.but(toml=made.folder / f"{USER}.toml")
         toml = made.folder / f"{user}.toml"
         if not toml.exists():
             raise ClusterError(f"there is no user {user!r}: create_user makes one")
@@ -544,8 +542,6 @@ class Cluster:
 
     @property
     def _throw_away(self) -> ThrowAway:
-        from raftmq.runtime.throw_away import ThrowAway
-
         found = ThrowAway.of(self.folder / "security")
         if found is None:
             raise ClusterError("this cluster is not secured: Cluster(security=...)")
