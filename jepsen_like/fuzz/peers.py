@@ -41,11 +41,7 @@ from raftmq.replication.messages import (
     encode_node_beat,
     encode_several,
 )
-from raftmq.runtime.peer_hello import (
-    PEER_FORMATS,
-    STREAMS,
-    Hello,
-)
+from raftmq.runtime.peer_hello import PEER_FORMATS, STREAMS, Hello
 from raftmq.runtime.peer_streams import FRAME_HEADER, PART_HEADER, STORED_HEADER
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 

@@ -454,6 +454,7 @@ def record_pid(folder: Path, node_id: int, pid: int) -> None:
     raise DevError(f"no node {node_id} in {folder}; it has {known}")
 
 
+_AGAIN_S: Final = 0.1
 _USER_MAY: Final = {
     Kind.TOPIC: (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS),
     Kind.GROUP: (Operation.READ,),
@@ -509,9 +510,6 @@ def admit_all(security: ThrowAway, bootstrap: str, timeout_s: float) -> None:
         admit(security, USER, bootstrap, timeout_s)
     for user in security.users or (USER,):
         security.write_client_files(user, bootstrap)
-
-
-_AGAIN_S: Final = 0.1
 
 
 def is_healthy(admin_port: int) -> bool:

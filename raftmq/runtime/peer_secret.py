@@ -181,9 +181,8 @@ class SecretTls(Watched[Secrets]):
         hidden = PeerTlsSocket(sock, layer, None)
         try:
             greeting = await read_exactly(hidden, len(GREETING) + NUMBER_BYTES)
-        except (
-            ConnectionAbortedError
-        ) as error:  # it looked at certificates after this side was done
+        except ConnectionAbortedError as error:
+            # It looked at certificates, after this side was done.
             raise PeerRefusedError(f"it does not go by the cluster's secret: {error}") from None
         if not greeting.startswith(GREETING):
             raise PeerRefusedError("it does not go by the cluster's secret, or by a newer protocol")
