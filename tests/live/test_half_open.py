@@ -9,6 +9,7 @@ does is in both.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import resource
 import selectors
@@ -23,12 +24,12 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-import trustme
 from attrs import define, field
 
 from benchmarks import stats
 from jepsen_like.live.cluster import free_ports
 from raftmq.cli.console import out
+from tests.live.certificates import CA_FILE, write_certificate
 from tests.live.harness import Cluster
 from tests.live.load import create_topic, leaders
 from tests.live.test_peer_secret import FIRST, give_secret
@@ -154,24 +155,17 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("half-open")
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    issued = ca.issue_cert("127.0.0.1")
-    (folder / "n.pem").write_bytes(b"".join(one.bytes() for one in issued.cert_chain_pems))
-    (folder / "n.key").write_bytes(issued.private_key_pem.bytes())
-    (folder / "n.key").chmod(0o600)
+    shown = write_certificate(folder)
     cluster = Cluster(folder, settings={"peer_tls": "required"})
     ports = dict(zip(cluster.nodes, free_ports(len(cluster.nodes)), strict=True))
     for node in cluster.nodes.values():
         give_secret(node, folder, FIRST)
         node.environment["RAFTMQ_CLIENT_LISTENER"] = node.address
-        node.environment["RAFTMQ_LISTENERS"] = (
-            f'{{"SECURE": {{"address": "127.0.0.1:{ports[node.node_id]}", "protocol": "SSL", '
-            f'"certificate_file": "{folder}/n.pem", "key_file": "{folder}/n.key"}}}}'
-        )
+        table = {"address": f"127.0.0.1:{ports[node.node_id]}", "protocol": "SSL", **shown}
+        node.environment["RAFTMQ_LISTENERS"] = json.dumps({"SECURE": table})
     with cluster:
         create_topic(cluster.bootstrap, "t", 3, min_insync_replicas="2")
-        yield Secured(cluster, str(folder / "ca.pem"), ports)
+        yield Secured(cluster, str(folder / CA_FILE), ports)
 
 
 @pytest.mark.parametrize("port", ["client", "peer"])

@@ -22,8 +22,16 @@ from raftmq.runtime.peer_secret import GREETING, REFUSED
 from raftmq.types import TopicId
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.hostile import hello
-from tests.live.load import Load, create_topic, in_sync, leaders
-from tests.live.test_peer_tls import abuse, is_whole, plain_peers, refused, seen, showing
+from tests.live.load import create_topic
+from tests.live.test_peer_tls import (
+    abuse,
+    is_whole,
+    plain_peers,
+    refused,
+    seen,
+    showing,
+    survive_a_kill,
+)
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -63,17 +71,7 @@ def told(node: Node) -> dict[str, object]:
 
 def test_records_survive_a_kill(secured: Cluster) -> None:
     """Formation, votes, appends, catch-up: all of it passes. And no page or log has the secret."""
-    with Load(secured.bootstrap, "t", 3) as load:
-        load.wait_for(500)
-        victim = secured[leaders(secured.bootstrap, "t")[0]]
-        victim.kill()
-        load.wait_for(500)
-        secured.bring_back()
-        load.wait_for(500)
-    wait_until(
-        lambda: set(map(len, in_sync(secured.bootstrap, "t").values())) == {3}, 60, "all in sync"
-    )
-    load.reckon().check()
+    survive_a_kill(secured)
     for node in secured.nodes.values():
         assert told(node) == {
             "mode": "required",

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (
     AclBinding,
@@ -25,6 +24,7 @@ from confluent_kafka.admin import (
 
 from jepsen_like.live.cluster import free_ports
 from tests.clients.programs import kafka_command
+from tests.live.certificates import CA_FILE, write_certificate
 from tests.live.harness import Cluster, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -62,13 +62,7 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    issued = ca.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(str(folder / "node.key"))
-    (folder / "node.key").chmod(0o600)
-    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
-    (folder / "node.pem").write_bytes(chain)
+    shown = write_certificate(folder)
     settings = {
         "authorizer": "acl",
         "super_users": ["User:ANONYMOUS", "User:admin"],
@@ -80,14 +74,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "HIDDEN": {
             "address": f"127.0.0.1:{ports['HIDDEN']}",
             "protocol": "SASL_SSL",
-            "certificate_file": str(folder / "node.pem"),
-            "key_file": str(folder / "node.key"),
+            **shown,
         },
         "OPEN": {"address": f"127.0.0.1:{ports['OPEN']}", "protocol": "SASL_PLAINTEXT"},
     }
     cluster[1].environment["RAFTMQ_LISTENERS"] = json.dumps(tables)
     with cluster:
-        found = Secured(cluster, ports, str(folder / "ca.pem"))
+        found = Secured(cluster, ports, str(folder / CA_FILE))
         for user, password in PASSWORDS.items():
             file = folder / f"{user}.txt"
             file.write_text(password)

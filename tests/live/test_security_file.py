@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from jepsen_like.live.cluster import free_ports
+from tests.live.certificates import write_certificate
 from tests.live.harness import Cluster, need, run_command
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -65,13 +66,8 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    issued = ca.issue_cert("127.0.0.1")
-    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    shown = write_certificate(folder)
     secrets = {
-        "node.pem": chain,
-        "node.key": issued.private_key_pem.bytes(),
         "token": f"{TOKEN}\n".encode(),
         "first.txt": f"admin:{PASSWORD}\n".encode(),
     }
@@ -90,8 +86,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     table = {
         "address": f"127.0.0.1:{port}",
         "protocol": "SASL_SSL",
-        "certificate_file": str(folder / "node.pem"),
-        "key_file": str(folder / "node.key"),
+        **shown,
     }
     cluster[1].environment["RAFTMQ_LISTENERS"] = json.dumps({"CLIENTS": table})
     with cluster:

@@ -30,7 +30,7 @@ from raftmq.runtime.sockets import read_exactly, send_all
 from raftmq.runtime.tls import PeerTlsSocket
 from raftmq.tls import TlsLayer
 from tests.runtime.test_peer_links import Node, introduce, running, until_end
-from tests.runtime.test_peer_tls import ONE, TWO, connected, is_hidden
+from tests.runtime.test_peer_tls import ONE, TWO, check_meeting, connected, is_hidden
 from tests.runtime.test_peer_tls import config as certified_config
 from tests.runtime.test_peer_tls import secure as certified
 
@@ -488,17 +488,7 @@ async def test_modes_of_two_nodes(
         make(tmp_path, node_id, mode)
         for node_id, make, mode in zip((1, 2), makers, modes, strict=True)
     )
-    introduce(a, b)
-    async with running(a, b):
-        if hidden is None:
-            await b.until(lambda: b.links.refusals["secret"] > 8)
-            assert a.identities == b.identities == []
-            return
-        streams = [*a.links._streams.values(), *b.links._streams.values()]
-        await a.until(lambda: all(stream.sock is not None for stream in streams))
-        assert {isinstance(stream.sock, PeerTlsSocket) for stream in streams} == {hidden}
-        assert b.links.send(ONE, KIND_RAFT, [b"heard"])
-        await a.until(lambda: a.frames)
+    await check_meeting(a, b, hidden, "secret")
 
 
 async def test_a_node_with_certificates_is_told_apart(tmp_path: Path) -> None:

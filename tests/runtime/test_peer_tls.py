@@ -290,6 +290,21 @@ async def test_a_silent_stranger_is_left(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- turning it on ----
 
 
+async def check_meeting(a: Node, b: Node, hidden: bool | None, refusal: str) -> None:
+    """Two nodes hear each other, hidden or not; None: they refuse each other, for that reason."""
+    introduce(a, b)
+    async with running(a, b):
+        if hidden is None:
+            await b.until(lambda: b.links.refusals[refusal] > 8)
+            assert a.identities == b.identities == []
+            return
+        streams = [*a.links._streams.values(), *b.links._streams.values()]
+        await a.until(lambda: all(stream.sock is not None for stream in streams))
+        assert {isinstance(stream.sock, PeerTlsSocket) for stream in streams} == {hidden}
+        assert b.links.send(ONE, KIND_RAFT, [b"heard"])
+        await a.until(lambda: a.frames)
+
+
 @pytest.mark.parametrize(
     ("modes", "hidden"),
     [
@@ -307,17 +322,7 @@ async def test_modes_of_two_nodes(
         Node(node_id) if mode == "off" else secure(tmp_path, node_id, mode)
         for node_id, mode in zip((1, 2), modes, strict=True)
     )
-    introduce(a, b)
-    async with running(a, b):
-        if hidden is None:
-            await b.until(lambda: b.links.refusals["certificate"] > 8)
-            assert a.identities == b.identities == []
-            return
-        streams = [*a.links._streams.values(), *b.links._streams.values()]
-        await a.until(lambda: all(stream.sock is not None for stream in streams))
-        assert {isinstance(stream.sock, PeerTlsSocket) for stream in streams} == {hidden}
-        assert b.links.send(ONE, KIND_RAFT, [b"heard"])
-        await a.until(lambda: a.frames)
+    await check_meeting(a, b, hidden, "certificate")
 
 
 async def test_a_stream_that_began_without_tls_does_not_stay_so(tmp_path: Path) -> None:
