@@ -28,8 +28,8 @@ from raftmq.metadata.commands import (
     TransactionRows,
 )
 from raftmq.metadata.image import GroupsImage, MetadataImage
-from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.results import CommitsDone, GroupDone, Rejection, Result, RowsDone
+from raftmq.metadata.state_machine import MetadataMachine, Skip
 from raftmq.metadata.transactions import TransactionsImage, TransactionState
 from raftmq.raft.messages import SoftState
 from raftmq.types import Offset, RaftIndex

@@ -36,8 +36,8 @@ from raftmq.metadata.image import (
     all_partitions,
     holds,
 )
-from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.results import MoveOutcomes, Rejection, Result
+from raftmq.metadata.state_machine import MetadataMachine, Skip
 from raftmq.types import NodeId, Offset, TopicId
 
 if TYPE_CHECKING:

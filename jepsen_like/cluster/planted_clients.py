@@ -18,8 +18,7 @@ from jepsen_like.cluster import stress
 from raftmq.errors import ErrorCode
 from raftmq.groups.group import Group
 from raftmq.metadata import apply as metadata_apply
-from raftmq.metadata import apply_groups
-from raftmq.metadata import machine as metadata_machine
+from raftmq.metadata import apply_groups, state_machine
 from raftmq.metadata.commands import (
     AllocateProducerIds,
     ClaimGroup,
@@ -318,7 +317,7 @@ CLIENT_BUGS: Final[dict[str, Bug]] = {
         ("CoordinatorIsFenced",),
     ),
     "command-applied-twice": Bug(
-        patching((metadata_machine, "apply", _apply_twice)),
+        patching((state_machine, "apply", _apply_twice)),
         stress.coordinators,
         9,
         (17,),

@@ -23,8 +23,8 @@ from jepsen_like.cluster.commands_watch import CommandListener
 from jepsen_like.invariants import Invariants
 from raftmq.metadata.commands import Envelope, PartitionState
 from raftmq.metadata.image import MetadataImage, TopicImage
-from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.results import Result
+from raftmq.metadata.state_machine import MetadataMachine, Skip
 from raftmq.types import Offset, RaftGroupId, TopicId
 
 _NEVER: Final = -1

@@ -540,7 +540,7 @@ def _stuck_json(stuck: StuckCommand) -> dict[str, Any]:
 
 
 def _stuck_text(opened: _StoppedNode, stuck: StuckCommand) -> list[str]:
-    from raftmq.metadata.machine import shown
+    from raftmq.metadata.state_machine import shown
 
     skip = stuck.skip
     voters = ",".join(str(node_id) for node_id in stuck.voters)

@@ -23,7 +23,7 @@ import msgspec
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.foreign import NODE_ID_MAX, POSITION_MAX, decode_foreign
-from raftmq.metadata.machine import Skip
+from raftmq.metadata.state_machine import Skip
 from raftmq.ports import Random
 from raftmq.types import NodeId, ReplicaId, StorageId
 

@@ -46,8 +46,8 @@ from raftmq.metadata.engine import (
 )
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.machine import MetadataMachine, Skip
 from raftmq.metadata.results import Result
+from raftmq.metadata.state_machine import MetadataMachine, Skip
 from raftmq.metadata.submissions import (
     BarrierRounds,
     CommandQueue,

@@ -40,8 +40,8 @@ from raftmq.metadata.features import (
 )
 from raftmq.metadata.formation import Formation
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
-from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.state_machine import MetadataMachine, UnappliableCommandError
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Environment
 from raftmq.node.events import Events

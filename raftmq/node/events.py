@@ -15,8 +15,8 @@ from raftmq.log.folders import read_partition_folder
 from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import ClaimGroup, Envelope, ReleaseGroup
 from raftmq.metadata.image import MetadataImage
-from raftmq.metadata.machine import Skip
 from raftmq.metadata.results import Claimed, GroupDone, Result
+from raftmq.metadata.state_machine import Skip
 from raftmq.node.partitions import RoleWatch
 from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime.disk import DISK_FULL

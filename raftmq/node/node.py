@@ -23,7 +23,7 @@ from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.journal import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.engine import DrivenEngine
-from raftmq.metadata.machine import UnappliableCommandError
+from raftmq.metadata.state_machine import UnappliableCommandError
 from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user

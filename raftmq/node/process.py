@@ -24,7 +24,7 @@ from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.errors import AheadError, KafkaError
 from raftmq.logs import configure_logs, structlog
 from raftmq.metadata.configs import check_static_configs
-from raftmq.metadata.machine import AHEAD
+from raftmq.metadata.state_machine import AHEAD
 from raftmq.node.loop_watch import watch_collections
 from raftmq.node.node import Node
 from raftmq.ports import DiskError

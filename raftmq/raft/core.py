@@ -25,7 +25,7 @@ from raftmq.foreign import TERM_JUMP_MAX, TERM_MAX
 from raftmq.ports import Buggify, Random, never
 from raftmq.raft import follower
 from raftmq.raft.election import Election
-from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.epoch_history import EpochHistory
 from raftmq.raft.leader import Leadership, election_payload
 from raftmq.raft.membership import Configuration, ConfigurationHistory
 from raftmq.raft.messages import (

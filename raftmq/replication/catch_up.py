@@ -26,7 +26,7 @@ from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.verification import StoredJob
 from raftmq.ports import Buggify, Clock, DiskError, Random, Runnable
 from raftmq.raft.core import RaftConfig, RaftCore
-from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.epoch_history import EpochHistory
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Entry, EntryKind, HardState, StoredChunk
 from raftmq.types import (

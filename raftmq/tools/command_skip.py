@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import frozen
 
-from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
+from raftmq.metadata.state_machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.tools.unsafe_recovery import Place, RecoveryRefusedError, open_group
 from raftmq.types import METADATA_GROUP, METADATA_TOPIC, NodeId
 

@@ -33,7 +33,7 @@ from raftmq.log.log_start import LocalStart, LogStart, LogStartFile, Pending
 from raftmq.log.model import DamagedError, LogConfig, UnusableLogError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.metadata.image import MetadataImage, all_partitions
-from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
+from raftmq.metadata.state_machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.partition.producer_state import (
     NO_OFFSET,
     ProducerCheckpoints,

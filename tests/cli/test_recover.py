@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from raftmq.log.journal import GroupState, HardStateJournal
 from raftmq.metadata.formation import FormationState, formation_id_of
-from raftmq.metadata.machine import Skip
+from raftmq.metadata.state_machine import Skip
 from raftmq.runtime.data_folder import DataFolder, DataFolderError
 from raftmq.runtime.disk import RealDisk
 from raftmq.tools.term_reset import TermToken

@@ -32,10 +32,10 @@ from raftmq.metadata.commands import AllocateProducerIds, Envelope
 from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
 from raftmq.metadata.features import FORMATS, SUPPORTED, Ranges, named
 from raftmq.metadata.image import RAFTMQ_LEVEL, MetadataImage
-from raftmq.metadata.machine import AHEAD, MetadataMachine, Skip, UnappliableCommandError
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.metadata.results import Result
 from raftmq.metadata.snapshot import SnapshotEncoder, encode_image
+from raftmq.metadata.state_machine import AHEAD, MetadataMachine, Skip, UnappliableCommandError
 from raftmq.ports import Disk, DiskError
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration

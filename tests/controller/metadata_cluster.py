@@ -23,8 +23,8 @@ from raftmq.metadata.broker_messages import FORMAT_MAX, PartitionSize
 from raftmq.metadata.commands import Endpoint, FeatureUpdate
 from raftmq.metadata.engine import EngineConfig
 from raftmq.metadata.features import SUPPORTED, Ranges, named
-from raftmq.metadata.machine import MetadataMachine
 from raftmq.metadata.raft_engine import RaftMetadataEngine
+from raftmq.metadata.state_machine import MetadataMachine
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind, Role, SoftState

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -339,7 +339,12 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(f"{n.host}:{n.client_port}" for n in self.nodes.values())
+        return self.bootstrap_of(self.nodes)
+
+    def bootstrap_of(self, node_ids: Iterable[int]) -> str:
+        """Where a client begins that is to ask these nodes first."""
+        nodes = [self.nodes[node_id] for node_id in node_ids]
+        return ",".join(f"{node.host}:{node.client_port}" for node in nodes)
 
     @property
     def live(self) -> list[Node]:

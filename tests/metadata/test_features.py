@@ -50,8 +50,8 @@ from raftmq.metadata.image import (
     LEVEL_OF_VIEWS,
     MetadataImage,
 )
-from raftmq.metadata.machine import MetadataMachine, UnappliableCommandError
 from raftmq.metadata.results import Done, Registered, Rejection
+from raftmq.metadata.state_machine import MetadataMachine, UnappliableCommandError
 from raftmq.types import LeaderEpoch
 from tests.controller.metadata_cluster import MetadataCluster
 from tests.metadata.metadata_commands import Machine, node, register

@@ -9,9 +9,9 @@ import pytest
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import AllocateProducerIds, NoOperation
 from raftmq.metadata.engine import CommandNotAppliedError, EngineConfig
-from raftmq.metadata.machine import Skip
 from raftmq.metadata.results import ProducerIds
 from raftmq.metadata.snapshot import decode_image, encode_image
+from raftmq.metadata.state_machine import Skip
 from raftmq.promise import Promise
 from raftmq.raft.messages import EntryKind
 from raftmq.records import NewRecord, build_batch, parse_header

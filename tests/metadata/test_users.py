@@ -13,9 +13,9 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.commands import AlterUsers, Envelope, encode_envelope, version_of
 from raftmq.metadata.credentials import ScramDeletion, ScramUpsertion, masked
 from raftmq.metadata.image import LEVEL_OF_MOVES, LEVEL_OF_SECURITY, RAFTMQ_LEVEL, UsersImage
-from raftmq.metadata.machine import shown
 from raftmq.metadata.results import Rejection
 from raftmq.metadata.snapshot import SnapshotEncoder, SnapshotError, decode_image, encode_image
+from raftmq.metadata.state_machine import shown
 from raftmq.sasl.scram import ScramCredential
 from tests.metadata.metadata_commands import Machine, node
 

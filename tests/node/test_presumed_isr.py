@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.controller.leaders import LeaderRow
 from raftmq.node.presumed_isr import PresumedIsr
-from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.epoch_history import EpochHistory
 from raftmq.types import (
     LeaderEpoch,
     NodeId,

@@ -10,7 +10,7 @@ import pytest
 
 from raftmq.errors import NotLeaderError, RemoteProtocolError
 from raftmq.raft.core import RaftConfig, RaftCore
-from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.epoch_history import EpochHistory
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import (
     AppendReply,

@@ -29,7 +29,7 @@ from raftmq.metadata.formation import (
     FormationState,
     Prepare,
 )
-from raftmq.metadata.machine import MetadataMachine
+from raftmq.metadata.state_machine import MetadataMachine
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import (
     AppendReply,

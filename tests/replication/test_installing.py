@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from raftmq.log.log_start import LogStart
-from raftmq.metadata import machine as metadata_machine
+from raftmq.metadata import state_machine
 from raftmq.metadata.image import EMPTY_IMAGE
-from raftmq.metadata.machine import MetadataMachine
 from raftmq.metadata.snapshot import encode_image
+from raftmq.metadata.state_machine import MetadataMachine
 from raftmq.ports import DiskError, Runnable
 from raftmq.types import Offset, RaftIndex
 from tests.replication.inline import InlineCatchUp
@@ -71,7 +71,7 @@ def test_the_core_hears_of_it_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_was_read_is_used_for_this_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_machine, "DECODE_INLINE_BYTES_MAX", 1)
+    monkeypatch.setattr(state_machine, "DECODE_INLINE_BYTES_MAX", 1)
     state = encode_image(EMPTY_IMAGE)
     machine = MetadataMachine()
     assert machine.restoring(b"") is None
@@ -79,7 +79,7 @@ def test_what_was_read_is_used_for_this_state_alone(monkeypatch: pytest.MonkeyPa
     assert job is not None
     job.run()
     with monkeypatch.context() as patch:
-        patch.setattr(metadata_machine, "decode_image", lambda _: pytest.fail("read once more"))
+        patch.setattr(state_machine, "decode_image", lambda _: pytest.fail("read once more"))
         machine.restore(LogStart(Offset(0), RaftIndex(0), state=state))
     assert machine.image == EMPTY_IMAGE
     machine.restoring(b"nonsense").run()  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from jepsen_like.disk import SimDisk
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import FlushJob, LogConfig
-from raftmq.metadata.machine import Skip, UnappliableCommandError
+from raftmq.metadata.state_machine import Skip, UnappliableCommandError
 from raftmq.ports import DiskError
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import (

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from raftmq.errors import CorruptBatchError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
-from raftmq.metadata import machine as metadata_machine
+from raftmq.metadata import state_machine
 from raftmq.metadata.commands import (
     AllocateProducerIds,
     Envelope,
@@ -17,8 +17,8 @@ from raftmq.metadata.commands import (
     UnknownCommandError,
     encode_envelope,
 )
-from raftmq.metadata.machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.metadata.snapshot import decode_image, encode_image
+from raftmq.metadata.state_machine import MetadataMachine, Skip, UnappliableCommandError
 from raftmq.metadata.transactions import transactions_of
 from raftmq.raft.messages import EntryKind
 from raftmq.records import NewRecord, build_batch
@@ -214,7 +214,7 @@ def test_whatever_apply_raises_names_its_command(
     def raising(*_args: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr(metadata_machine, "apply", raising)
+    monkeypatch.setattr(state_machine, "apply", raising)
     log.add_batch(_command(1))
     with pytest.raises(UnappliableCommandError, match="KeyError: 'planted'"):
         _commit_all(machine, log)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.raft.epochs import EpochHistory
+from raftmq.raft.epoch_history import EpochHistory
 from raftmq.types import RaftIndex, Term
 
 terms_lists = st.lists(st.integers(1, 6), max_size=12).map(sorted)
