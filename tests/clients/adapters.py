@@ -9,12 +9,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import confluent_kafka
 import confluent_kafka.admin
 import kafka
 import kafka.admin
+import kafka.errors
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AioNewTopic
@@ -511,4 +513,22 @@ class AioKafka:
         return AioKafkaMember(self._loop, self._bootstrap, group, topic)
 
 
-__all__ = ["AioKafka", "ClientAdapter", "Confluent", "GroupMember", "KafkaPython"]
+def elect_preferred(admin: Any, topic: str) -> int:
+    """Have kafka-python ask for the preferred leader of partition 0; who leads then.
+
+    That node may not be in sync yet, after a move or on a busy machine: ask again.
+    """
+    with suppress(kafka.errors.PreferredLeaderNotAvailableError):
+        admin.elect_leaders(0, {topic: [0]})
+    (told,) = admin.describe_topics([topic])
+    return int(told["partitions"][0]["leader_id"])
+
+
+__all__ = [
+    "AioKafka",
+    "ClientAdapter",
+    "Confluent",
+    "GroupMember",
+    "KafkaPython",
+    "elect_preferred",
+]

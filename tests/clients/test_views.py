@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.adapters import ClientAdapter, GroupMember
+from tests.clients.adapters import ClientAdapter, GroupMember, elect_preferred
 from tests.clients.programs import NAMES, Program
 from tests.clients.test_kcat import kcat
 from tests.live.harness import Cluster, wait_until
@@ -287,12 +287,7 @@ def move_leader(cluster: Cluster, topic: str) -> None:
         where = kafka.TopicPartition(topic, 0)
         admin.alter_partition_reassignments({where: [*others, before]})
         wait_until(lambda: not admin.list_partition_reassignments([where]), WAIT_S, "it is known")
-
-        def has_moved() -> bool:
-            admin.elect_leaders(0, {topic: [0]})
-            return bool(leaders(cluster.bootstrap, topic)[0] == others[0])
-
-        wait_until(has_moved, WAIT_S, f"{others[0]} leads")
+        wait_until(lambda: elect_preferred(admin, topic) == others[0], WAIT_S, f"{others[0]} leads")
     finally:
         admin.close()
 
