@@ -106,6 +106,9 @@ class MetadataEngine(Protocol):
 class DrivenEngine(MetadataEngine, Protocol):
     """An engine as the control plane drives it."""
 
+    unauthorized: dict[str, int]
+    """How many commands of other nodes were refused, which may not send them, by kind."""
+
     @property
     def is_member(self) -> bool:
         """True while this node follows the metadata log, as far as it knows."""

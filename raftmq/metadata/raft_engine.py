@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
+import structlog
+
 from raftmq.errors import ErrorCode, KafkaError, NotLeaderError, StorageError
+from raftmq.logs import RateLimitedLog
 from raftmq.metadata.apply import STALE_SEQUENCE
 from raftmq.metadata.broker_messages import (
     NOBODY,
@@ -65,6 +68,7 @@ from raftmq.records import build_batch, parse_header
 from raftmq.replication.broken_invariants import ReportBroken, reports_assertions
 from raftmq.types import NodeId, Offset, RaftIndex, ReplicaId
 
+_log: Final = RateLimitedLog(structlog.get_logger("raftmq.security"))
 SNAPSHOT_PARTS_PER_TICK: Final = 64
 """Topics and groups encoded ahead in one tick: a millisecond or two."""
 
@@ -130,7 +134,9 @@ class RaftMetadataEngine:
         self._batch_callbacks: list[BatchCallback] = []
         self._role_callbacks: list[Callable[[], None]] = []
         self._submissions = Submissions()
-        self._queue = CommandQueue()
+        self._queue = CommandQueue(self._count_unauthorized)
+        self.unauthorized: dict[str, int] = {}
+        """How many commands of other nodes were refused, which may not send them, by kind."""
         self._rounds = BarrierRounds()
         self._stage = Stage.AT_REST
         self._controller: tuple[NodeId | None, int] = (None, -1)  # as of the last drain
@@ -350,7 +356,13 @@ class RaftMetadataEngine:
         return reply
 
     def _take(self, command: bytes, submitter: NodeId) -> str:
-        return self._queue.take(command, submitter, self.image, self._machine.supported)
+        is_own = submitter == self._self_id
+        supported = self._machine.supported
+        return self._queue.take(command, submitter, self.image, supported, is_own=is_own)
+
+    def _count_unauthorized(self, kind: str, reason: str) -> None:
+        self.unauthorized[kind] = self.unauthorized.get(kind, 0) + 1
+        _log.warning("command of another node refused", command=kind, why=reason)
 
     @reports_assertions
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:

@@ -12,7 +12,7 @@ begins after their call, never one that began before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from raftmq.errors import KafkaError, RequestTimedOutError
 from raftmq.foreign import CLOCK_MS_MAX
 from raftmq.metadata.apply import apply
 from raftmq.metadata.apply_brokers import disk_error
+from raftmq.metadata.authority import authority_error
 from raftmq.metadata.commands import RegisterBroker, decode_envelope
 from raftmq.metadata.engine import CommandNotAppliedError
 from raftmq.metadata.features import Ranges, check_supported, write_error
@@ -265,7 +266,9 @@ class CommandQueue:
     One batch at a time is under way, so that what comes meanwhile shares the next one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_unauthorized: Callable[[str, str], None]) -> None:
+        """`on_unauthorized(kind, why)` is told of each command that its sender may not send."""
+        self._on_unauthorized = on_unauthorized
         self.commands: list[bytes] = []
         self.size_bytes = 0
         self._in_flight_end: Offset | None = None
@@ -278,11 +281,18 @@ class CommandQueue:
         return self._in_flight_end is not None
 
     def take(
-        self, command: bytes, submitter: NodeId, image: MetadataImage, supported: Ranges
+        self,
+        command: bytes,
+        submitter: NodeId,
+        image: MetadataImage,
+        supported: Ranges,
+        *,
+        is_own: bool,
     ) -> str:
         """Take a command of `submitter` if every node can apply it; else say why not.
 
         It forwards its own ones alone, to the controller itself: what says another node is a lie.
+        Of another node than this one (`is_own` False) only what `authority.py` lets it send.
 
         It is tried on the newest image there will be when its turn has come. What raises there
         would end every node, at each of its starts, once it is in the log.
@@ -297,6 +307,9 @@ class CommandQueue:
             if envelope.incarnation > incarnation_max(before, envelope.node_id):
                 return f"no process of node {envelope.node_id} is so late: {envelope.incarnation}"
             if reason := _too_early(before, envelope.command):
+                return reason
+            if not is_own and (reason := authority_error(before, submitter, envelope.command)):
+                self._on_unauthorized(type(envelope.command).__name__, reason)
                 return reason
             trial, result = apply(before, envelope, Offset(before.version + 1))
             if trial.features is not before.features:

@@ -153,6 +153,8 @@ class ReferenceMetadataEngine:
         self._on_failure = on_failure
         self._image = EMPTY_IMAGE
         self._callbacks: list[ImageCallback] = []
+        self.unauthorized: dict[str, int] = {}
+        """Stays empty: no commands come from other nodes by our links."""
         self._role_callbacks: list[Callable[[], None]] = []
         self._role: tuple[NodeId | None, int] = (None, -1)
         self._sequence = 0

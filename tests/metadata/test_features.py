@@ -360,18 +360,22 @@ def test_a_field_is_proposed_only_once_the_level_has_it(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "command", [_allocate(7), _raise((LEVEL, 9))], ids=lambda command: type(command).__name__
+    ("sender", "command"),
+    [(7, AllocateProducerIds(node_id=node(7), count=7)), (1, _raise((LEVEL, 99)))],
+    ids=["another node", "itself"],
 )
 def test_the_leader_takes_nothing_of_a_level_to_come(
-    monkeypatch: pytest.MonkeyPatch, command: msgspec.Struct
+    monkeypatch: pytest.MonkeyPatch, sender: int, command: msgspec.Struct
 ) -> None:
     """Whoever sends it: it would end the nodes that cannot read it."""
     cluster = MetadataCluster.formed()
     monkeypatch.setitem(LATER_FIELDS, AllocateProducerIds, {"count": 2})
-    envelope = Envelope(version=2, node_id=node(7), incarnation=1, sequence=1, command=command)
+    envelope = Envelope(
+        version=2, node_id=node(sender), incarnation=9_000_000_000_000, sequence=1, command=command
+    )
     forwarded = ForwardCommands((encode_envelope(envelope),))
     before = cluster.nodes[1].replica.log_end_offset
-    reply = cluster.nodes[1].engine.receive_commands(node(7), forwarded)
+    reply = cluster.nodes[1].engine.receive_commands(node(sender), forwarded)
     assert reply.code is ErrorCode.INVALID_REQUEST
     assert LEVEL in reply.message
     cluster.run(100)
@@ -382,7 +386,7 @@ def test_the_leader_takes_no_level_that_its_own_version_does_not_support() -> No
     cluster = MetadataCluster.formed()
     machine = cluster.nodes[1].machine
     machine.supported = {LEVEL: (1, 1)}  # registered by a newer version, started by an older one
-    promise = cluster.nodes[2].engine.propose(_raise((LEVEL, 2)))
+    promise = cluster.nodes[1].engine.propose(_raise((LEVEL, 2)))
     cluster.run(300)
     assert "raftmq.level is 2, supported: 1 to 1 by this version" in str(promise.error)
     assert machine.failure is None

@@ -236,7 +236,8 @@ def test_what_raises_at_apply_never_enters_the_log(
 
     monkeypatch.setattr(submissions, "apply", apply)
     engine = cluster.nodes[proposer].engine
-    poison = RegisterBroker(node_id=NodeId(9), storage_id="1", cluster_id="c", rack="poison")
+    itself = NodeId(proposer)
+    poison = RegisterBroker(node_id=itself, storage_id="1", cluster_id="c", rack="poison")
     before = engine.propose(NoOperation())
     refused = engine.propose(poison)
     after = engine.propose(NoOperation())
@@ -249,7 +250,7 @@ def test_what_raises_at_apply_never_enters_the_log(
     assert after.is_done
     assert after.error is None
     for node in cluster.nodes.values():
-        assert node.engine.image.brokers.get(NodeId(9)) is None
+        assert node.engine.image.brokers[itself].rack is None
 
 
 def test_the_image_that_a_command_is_tried_on_has_those_before_it() -> None:

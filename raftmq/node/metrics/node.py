@@ -628,7 +628,13 @@ DENIALS: Final = Metric(
     "What callers had no right to, by the kind of resource and the operation",
     ("resource", "operation"),
 )
-
+UNAUTHORIZED: Final = Metric(
+    "raftmq_commands_refused_total",
+    "counter",
+    "Metadata commands that other nodes sent to this one, the controller, and that they may not "
+    "send, by kind",
+    ("command",),
+)
 AUDIT_LINES: Final = Metric(
     "raftmq_audit_lines_total",
     "counter",
@@ -727,6 +733,8 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[AUTHENTICATIONS].add(labels, count)
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):
         scrape[DENIALS].add((kind, operation), count)
+    for command, count in sorted(node.engine.unauthorized.items()):
+        scrape[UNAUTHORIZED].add((command,), count)
     for audited, count in sorted(node.audit.lines.items()):
         scrape[AUDIT_LINES].add(audited, count)
     for reason, count in sorted(node.audit.left_out.items()):
@@ -767,6 +775,7 @@ SERVER: Final = Collector(
         CERTIFICATES,
         AUTHENTICATIONS,
         DENIALS,
+        UNAUTHORIZED,
         AUDIT_LINES,
         AUDIT_LEFT_OUT,
         *(metric for metric, _ in _TOPIC),

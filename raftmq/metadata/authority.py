@@ -1,0 +1,201 @@
+"""Who may send which command: one row of `WHO_MAY` for each kind.
+
+A node forwards its own commands to the controller. Its certificate, or the cluster's secret, says
+which node it is; this table says what that node may ask for. About itself it may register, confirm
+that it has deleted what it was told to, and ask for producer ids. A node that holds a partition
+states what its leader states, the coordinator of a group what becomes of the group. Whatever an
+administrator decides is asked for by an AdminCall, which names who asked, and becomes a command at
+the controller alone, as do the controller's own steps: neither is ever taken from another node.
+
+A pure function of the image, of the sender and of the command. Judged where commands are taken into
+the log, never at apply: what is in the log was judged, by whichever version led then. A command
+that only comes too late (of a coordinator that lost its claim) is not a lie: it is let through, and
+`apply.py` rejects it as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+from raftmq.metadata.commands import (
+    AbortExpired,
+    AddPartitions,
+    AllocateProducerIds,
+    AlterConfigs,
+    AlterUsers,
+    ChangeNodes,
+    ClaimGroup,
+    CommitMany,
+    CommitOffsets,
+    ConfirmRemoved,
+    CreateAcls,
+    CreatePartitions,
+    CreateTopics,
+    DeleteAcls,
+    DeleteGroup,
+    DeleteOffsets,
+    DeleteTopics,
+    EndReplacement,
+    EndTransaction,
+    ExpireOffsets,
+    FenceBroker,
+    ForgetId,
+    Generation,
+    InitProducer,
+    NoOperation,
+    PlanMoves,
+    ReassignPartition,
+    RegisterBroker,
+    ReleaseGroup,
+    ReplaceMember,
+    ReplaceNode,
+    ReportGone,
+    ReportMarkers,
+    ReportSealed,
+    ReportVoters,
+    SealPartitions,
+    ShrinkTopic,
+    TransactionRows,
+    UnfenceBroker,
+    UnregisterBroker,
+    UpdateFeatures,
+)
+from raftmq.metadata.image import NO_COORDINATOR, MetadataImage
+from raftmq.types import NodeId, TopicId
+
+
+class Authority(StrEnum):
+    """Who may send a command."""
+
+    ITSELF = "a node, about itself"
+    HOLDER = "a node that holds the partition"
+    COORDINATOR = "the coordinator of the group"
+    ORDER = "any node, as far as it changes the order of the same replicas"
+    """`raftmq leader transfer` at any node; who leads is always one of those in sync."""
+    ANY_NODE = "any node"
+    """On behalf of clients: any node may coordinate any transactional id."""
+    CONTROLLER = "the controller alone"
+    ADMINISTRATOR = "the controller alone, for an administrator"
+
+
+_A: Final = Authority
+WHO_MAY: Final[dict[type, Authority]] = {
+    RegisterBroker: _A.ITSELF,
+    ConfirmRemoved: _A.ITSELF,
+    AllocateProducerIds: _A.ITSELF,
+    ClaimGroup: _A.ITSELF,
+    NoOperation: _A.ANY_NODE,
+    FenceBroker: _A.CONTROLLER,
+    UnfenceBroker: _A.CONTROLLER,
+    EndReplacement: _A.CONTROLLER,
+    ReportVoters: _A.CONTROLLER,
+    ReassignPartition: _A.ORDER,
+    UnregisterBroker: _A.ADMINISTRATOR,
+    ReplaceNode: _A.ADMINISTRATOR,
+    ChangeNodes: _A.ADMINISTRATOR,
+    CreateTopics: _A.ADMINISTRATOR,
+    DeleteTopics: _A.ADMINISTRATOR,
+    CreatePartitions: _A.ADMINISTRATOR,
+    ShrinkTopic: _A.ADMINISTRATOR,
+    PlanMoves: _A.ADMINISTRATOR,
+    AlterConfigs: _A.ADMINISTRATOR,
+    UpdateFeatures: _A.ADMINISTRATOR,
+    CreateAcls: _A.ADMINISTRATOR,
+    DeleteAcls: _A.ADMINISTRATOR,
+    AlterUsers: _A.ADMINISTRATOR,
+    SealPartitions: _A.HOLDER,
+    ReportSealed: _A.HOLDER,
+    ReportGone: _A.HOLDER,
+    ReleaseGroup: _A.COORDINATOR,
+    Generation: _A.COORDINATOR,
+    ReplaceMember: _A.COORDINATOR,
+    CommitOffsets: _A.COORDINATOR,
+    CommitMany: _A.COORDINATOR,
+    DeleteOffsets: _A.COORDINATOR,
+    ExpireOffsets: _A.COORDINATOR,
+    DeleteGroup: _A.COORDINATOR,
+    TransactionRows: _A.ANY_NODE,  # each row by its own kind
+    InitProducer: _A.ANY_NODE,
+    AddPartitions: _A.ANY_NODE,
+    EndTransaction: _A.ANY_NODE,
+    ReportMarkers: _A.HOLDER,
+    # The controller's, but they share a command with rows of clients, which outlives its term. What
+    # they do, any node could do by InitProducer.
+    AbortExpired: _A.ANY_NODE,
+    ForgetId: _A.ANY_NODE,
+}
+"""By the kinds of commands, and of rows of transactions."""
+
+
+def authority_error(image: MetadataImage, sender: NodeId, command: Any) -> str:
+    """Say why another node may not send a command; "" when it may."""
+    kind = type(command)
+    authority = WHO_MAY[kind]
+    if isinstance(command, TransactionRows):
+        return next(filter(None, (authority_error(image, sender, row) for row in command.rows)), "")
+    is_allowed = _RULES[authority]
+    if is_allowed(image, sender, command):
+        return ""
+    return f"node {sender} may not send {kind.__name__}: {authority} may"
+
+
+def _is_itself(_image: MetadataImage, sender: NodeId, command: Any) -> bool:
+    return bool(command.node_id == sender)
+
+
+def _holds(image: MetadataImage, sender: NodeId, command: Any) -> bool:
+    return all(_is_holder(image, sender, *key) for key in _partitions(command))
+
+
+def _partitions(command: Any) -> Iterable[tuple[TopicId, int]]:
+    if isinstance(command, SealPartitions):
+        return ((command.topic_id, number) for number, _ in command.partitions)
+    if isinstance(command, ReportMarkers):
+        return ((command.topic_id, command.partition),)
+    return ((report.topic_id, report.partition) for report in command.reports)
+
+
+def _is_holder(image: MetadataImage, node_id: NodeId, topic_id: TopicId, number: int) -> bool:
+    """True for a node that may be a member of the partition's group, whatever moves: its leader is
+    one. Also where there is no such partition (any more): nothing comes of that."""
+    topic = image.topic_by_id(topic_id)
+    found = None if topic is None else topic.partition(number)
+    if found is None:
+        return True
+    first = (voter.node_id for voter in found.first_voters)
+    return node_id in (
+        *found.replicas,
+        *found.voters,
+        *found.moving_from,
+        *found.dismissed,
+        *first,
+    )
+
+
+def _coordinates(image: MetadataImage, sender: NodeId, command: Any) -> bool:
+    if isinstance(command, CommitMany):
+        return all(_coordinates(image, sender, commit) for commit in command.commits)
+    group = image.groups.get(command.group)
+    if group is None or group.coordinator_epoch != command.coordinator_epoch:
+        return True  # of a claim that is over: rejected at apply
+    return group.coordinator in (sender, NO_COORDINATOR)
+
+
+def _reorders(image: MetadataImage, _sender: NodeId, command: Any) -> bool:
+    topic = image.topic_by_id(command.topic_id)
+    found = None if topic is None else topic.partition(command.partition)
+    return found is None or sorted(found.replicas) == sorted(command.replicas)
+
+
+_Rule: TypeAlias = Callable[[MetadataImage, NodeId, Any], bool]
+_RULES: Final[dict[Authority, _Rule]] = {
+    Authority.ITSELF: _is_itself,
+    Authority.HOLDER: _holds,
+    Authority.COORDINATOR: _coordinates,
+    Authority.ORDER: _reorders,
+    Authority.ANY_NODE: lambda _image, _sender, _command: True,
+    Authority.CONTROLLER: lambda _image, _sender, _command: False,
+    Authority.ADMINISTRATOR: lambda _image, _sender, _command: False,
+}
