@@ -13,7 +13,7 @@ from benchmarks.errors import BenchmarkError, UnsupportedError
 from benchmarks.plan import Metrics, Plan
 from benchmarks.table import ROWS
 from benchmarks.targets import Target
-from benchmarks.workloads import batches, bulk, crowd, failover, latency, resting
+from benchmarks.workloads import batches, bulk, crowd, failover, latency, resting, rules
 from benchmarks.workloads.stalls import stalls
 
 Measure: TypeAlias = Callable[[Target, Plan], Metrics]
@@ -47,10 +47,23 @@ class Workload:
     """Nodes are started with their fault switch."""
     is_warm: bool = False
     """The cluster has taken bulk records before: Kafka's JIT needs them."""
+    is_secured: bool = False
+    """On clusters with TLS everywhere, users and rules (benchmarks/secured.py)."""
 
 
 def _launch(_target: Target, _plan: Plan) -> Metrics:
     raise UnsupportedError("needs --engine: a running cluster has started already")
+
+
+def _on_secured(measure: Measure) -> Measure:
+    """The same where clients have to say who they are."""
+
+    def measured(target: Target, plan: Plan) -> Metrics:
+        if not target.client:
+            raise UnsupportedError("needs --engine: a cluster with TLS, users and rules")
+        return measure(target, plan)
+
+    return measured
 
 
 WORKLOADS: Final = (
@@ -142,6 +155,54 @@ WORKLOADS: Final = (
         kafka_runs=1,
         is_warm=True,  # else the memory of newest batches, filled meanwhile, counts as theirs
     ),
+    Workload(
+        "secured-bulk",
+        "secured: 1 KiB records, produce, then consume",
+        _on_secured(bulk.bulk),
+        is_warm=True,
+        is_secured=True,
+    ),
+    Workload(
+        "secured-small",
+        "secured: 100-byte records, produce",
+        _on_secured(bulk.small),
+        is_warm=True,
+        is_secured=True,
+    ),
+    Workload(
+        "secured-single",
+        "secured: one record in flight",
+        _on_secured(latency.one_in_flight),
+        is_warm=True,
+        is_secured=True,
+    ),
+    Workload(
+        "secured-failover",
+        "secured: kill -9 of the leader, default timeouts",
+        _on_secured(failover.failover),
+        Ground.OWN,
+        runs=10,
+        kafka_runs=3,
+        is_secured=True,
+    ),
+    Workload(
+        "secured-failover-fast",
+        "secured: kill -9 of the leader, fast timeouts",
+        _on_secured(failover.failover_fast),
+        Ground.OWN,
+        runs=10,
+        kafka_runs=3,
+        is_secured=True,
+    ),
+    Workload(
+        "rules",
+        "secured: produce and fetch beside 10 and 10,000 rules",
+        _on_secured(rules.rules),
+        Ground.OWN,
+        engines=("raftmq",),
+        runs=1,
+        is_secured=True,
+    ),
 )
 
 NAMES: Final = {workload.name: workload.name for workload in WORKLOADS} | {
@@ -151,7 +212,8 @@ NAMES: Final = {workload.name: workload.name for workload in WORKLOADS} | {
 
 
 def workloads_named(names: Sequence[str]) -> list[Workload]:
-    """The workloads of these names or lines, in the order of the catalog; all without a name.
+    """The workloads of these names or lines, in the order of the catalog; without a name all that
+    run on clusters without security.
 
     Raises:
         BenchmarkError: an unknown name.
@@ -162,4 +224,9 @@ def workloads_named(names: Sequence[str]) -> list[Workload]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BenchmarkError(f"no workload {name!r}{hint}; there are {', '.join(NAMES)}")
     wanted = {NAMES[name] for name in names}
-    return [workload for workload in WORKLOADS if not names or workload.name in wanted]
+    return [one for one in WORKLOADS if one.name in wanted or not (names or one.is_secured)]
+
+
+def secured_workloads() -> list[Workload]:
+    """Those on clusters with TLS, users and rules."""
+    return [one for one in WORKLOADS if one.is_secured]

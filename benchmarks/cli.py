@@ -68,8 +68,11 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     compare = commands.add_parser("compare", help="raftmq and Kafka in alternating runs")
     compare.set_defaults(command=_compare)
     what = compare.add_mutually_exclusive_group(required=True)
-    what.add_argument("--all", action="store_true", help="every workload, about 30 minutes")
+    what.add_argument("--all", action="store_true", help="all without security, about 30 minutes")
     what.add_argument("--only", metavar="NAME,...", help="these workloads, or lines of the table")
+    what.add_argument(
+        "--secure", action="store_true", help="TLS, SCRAM and rules, about 20 minutes"
+    )
     compare.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
     compare.add_argument("--runs", type=int, default=5, help="of each, where not said else [5]")
     compare.add_argument(
@@ -105,7 +108,12 @@ def _run(options: argparse.Namespace) -> int:
     workloads = catalog.workloads_named(_words(options.only))
     if options.engine:
         faults = {"RAFTMQ_FAULTS": "1"} if any(one.faults for one in workloads) else {}
-        cluster = peers.make(options.engine, settings=options.set, environment=faults)
+        kinds = {one.is_secured for one in workloads}
+        if len(kinds) > 1:
+            raise BenchmarkError("workloads with security and without want two clusters")
+        cluster = peers.make(
+            options.engine, settings=options.set, environment=faults, is_secured=True in kinds
+        )
         with cluster:
             cluster.wait_ready()
             _run_all(options, workloads, cluster.target)
@@ -140,7 +148,10 @@ def _run_all(
 
 
 def _compare(options: argparse.Namespace) -> int:
-    workloads = catalog.workloads_named([] if options.all else _words(options.only))
+    if options.secure:
+        workloads = catalog.secured_workloads()
+    else:
+        workloads = catalog.workloads_named([] if options.all else _words(options.only))
     engines = tuple(_words(options.engines))
     for engine in engines:
         if engine not in peers.ENGINES:

@@ -65,7 +65,8 @@ def wait_until(what: str, timeout_s: float, condition: Callable[[], bool]) -> No
 
 def admin(target: Target) -> AdminClient:
     """An admin client that finds a restarted node soon."""
-    return AdminClient({"bootstrap.servers": target.bootstrap, **QUIET, **FAST_TIMEOUTS})
+    where = {"bootstrap.servers": target.bootstrap, **target.operator}
+    return AdminClient({**where, **QUIET, **FAST_TIMEOUTS})
 
 
 def new_name(prefix: str) -> str:
@@ -158,7 +159,8 @@ def controller_id(target: Target) -> int:
 
 def producer(target: Target, **settings: Any) -> Producer:
     """A producer with acks=all; settings by librdkafka's names."""
-    return Producer({"bootstrap.servers": target.bootstrap, "acks": "all", **QUIET, **settings})
+    where = {"bootstrap.servers": target.bootstrap, **target.client}
+    return Producer({**where, "acks": "all", **QUIET, **settings})
 
 
 def consumer(target: Target, **settings: Any) -> Consumer:
@@ -166,6 +168,7 @@ def consumer(target: Target, **settings: Any) -> Consumer:
     return Consumer(
         {
             "bootstrap.servers": target.bootstrap,
+            **target.client,
             "group.id": new_name("bench"),
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",

@@ -63,7 +63,7 @@ class Comparer:
             for number, workload in enumerate(workloads):
                 self._measure(workload)
                 following = workloads[number + 1 : number + 2]
-                if not all(one.ground is Ground.SHARED for one in (workload, *following)):
+                if not all(_can_share(workload, one) for one in (workload, *following)):
                     self._stop_all()
         finally:
             self._stop_all()
@@ -142,7 +142,7 @@ class Comparer:
         cluster = self._clusters.get(engine)
         if cluster is None:
             faults = {"RAFTMQ_FAULTS": "1"} if workload.faults else {}
-            cluster = self._make(engine, faults)
+            cluster = self._make(engine, faults, is_secured=workload.is_secured)
             self._clusters[engine] = cluster
             cluster.__enter__()
             cluster.wait_ready()
@@ -150,12 +150,19 @@ class Comparer:
                 warm_up(cluster.target, self.options.plan, self.options.warm_mib)
         return cluster.target
 
-    def _make(self, engine: str, environment: dict[str, str] | None = None) -> LocalCluster:
+    def _make(
+        self,
+        engine: str,
+        environment: dict[str, str] | None = None,
+        *,
+        is_secured: bool = False,
+    ) -> LocalCluster:
         return peers.make(
             engine,
             settings=self.options.settings,
             environment=environment,
             kafka_fsync=self.options.kafka_fsync,
+            is_secured=is_secured,
         )
 
     def _stop(self, engine: str) -> None:
@@ -175,6 +182,12 @@ class Comparer:
     def _write(self, path: Path, workload: Workload, runs: list[Run]) -> None:
         measured = Measured(workload=workload.name, environment=self.environment, runs=runs)
         write(path, comparison_of([measured]))
+
+
+def _can_share(one: Workload, other: Workload) -> bool:
+    """True when a pair of clusters serves both."""
+    grounds = {one.ground, other.ground}
+    return grounds == {Ground.SHARED} and one.is_secured == other.is_secured
 
 
 def comparison_of(workloads: Sequence[Measured]) -> Comparison:

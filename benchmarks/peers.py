@@ -27,7 +27,9 @@ from confluent_kafka import KafkaException
 
 from benchmarks.clients import admin, wait_until
 from benchmarks.errors import BenchmarkError
+from benchmarks.secured import KafkaSecurity, admit_user, let_in
 from benchmarks.targets import Target, read_cluster_file
+from raftmq.runtime.throw_away import USER, ThrowAway
 
 HOST: Final = "127.0.0.1"
 ENGINES: Final = ("raftmq", "kafka")
@@ -54,11 +56,6 @@ _KAFKA_PROPERTIES: Final = """\
 process.roles=broker,controller
 node.id={node}
 controller.quorum.voters={voters}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-inter.broker.listener.name=PLAINTEXT
 log.dirs={data}
 offsets.topic.replication.factor=3
 offsets.topic.num.partitions=3
@@ -68,6 +65,14 @@ group.initial.rebalance.delay.ms=0
 auto.create.topics.enable=true
 num.partitions=1
 default.replication.factor=3
+"""
+
+_KAFKA_LISTENERS: Final = """\
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
 """
 
 
@@ -201,9 +206,11 @@ class RaftmqCluster(LocalCluster):
         *,
         settings: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        is_secured: bool = False,
     ) -> None:
         super().__init__(folder)
         self._settings = settings
+        self._is_secured = is_secured
         self._environment = {**(environment or {})}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port = 0
@@ -213,13 +220,19 @@ class RaftmqCluster(LocalCluster):
         """Start `raftmq dev` and wait for its cluster.json, which it writes when all serve."""
         self.launch_only()
         file = self.folder / "cluster.json"
+        # The last file that it writes: users have their rights then.
+        last = self.folder / "security" / f"{USER}.toml" if self._is_secured else file
 
         def is_written() -> bool:
             self._fail_if_ended()
-            return file.exists()
+            return last.exists()
 
-        wait_until("cluster.json of raftmq dev", _READY_S, is_written)
+        wait_until(f"{last.name} of raftmq dev", _READY_S, is_written)
         self._adopt(read_cluster_file(file))
+        if self._is_secured:
+            made = ThrowAway.of(self.folder / "security")
+            assert made is not None
+            let_in(self.target, made)
 
     def prepare(self) -> None:
         """Choose the ports; `raftmq dev` makes the rest."""
@@ -232,6 +245,8 @@ class RaftmqCluster(LocalCluster):
         words = [word for setting in self._settings for word in ("--set", setting)]
         command = [self._command, "dev", "--nodes", str(NODES), "--port", str(self._port)]
         command += ["--data", str(self.folder), *words]
+        if self._is_secured:
+            command.append("--secure")
         self.launched_at = time.perf_counter()
         self._processes.append(_spawn(command, self.folder / "dev.log", self._environment))
 
@@ -263,37 +278,54 @@ class KafkaCluster(LocalCluster):
 
     name = "kafka"
 
-    def __init__(self, folder: Path | None = None, *, fsync: bool = True) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, fsync: bool = True, is_secured: bool = False
+    ) -> None:
         super().__init__(folder)
         self._fsync = fsync
+        self._is_secured = is_secured
+        self._security: KafkaSecurity | None = None
         self._libs = kafka_libs()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: list[subprocess.Popen[bytes]] = []
 
     def prepare(self) -> None:
         """Write configurations and format the data folders: Kafka wants that before its start."""
-        base = free_base(2 * NODES)
+        base = free_base(3 * NODES)
         nodes = range(1, NODES + 1)
+        security = None
+        if self._is_secured:
+            security = self._security = KafkaSecurity.make(self.folder / "security", nodes)
         voters = ",".join(f"{node}@{HOST}:{base + NODES + node - 1}" for node in nodes)
         cluster_id = self._java("kafka.tools.StorageTool", "random-uuid").strip().splitlines()[-1]
         for node in nodes:
             file = self.folder / f"node-{node}.properties"
-            file.write_text(
-                _KAFKA_PROPERTIES.format(
-                    node=node,
-                    voters=voters,
-                    port=base + node - 1,
-                    controller_port=base + NODES + node - 1,
-                    data=self.folder / f"data-{node}",
-                )
-            )
-            self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(file))
+            port, controller_port, peer_port = (base + at * NODES + node - 1 for at in range(3))
+            if security is None:
+                listeners = _KAFKA_LISTENERS.format(port=port, controller_port=controller_port)
+            else:
+                listeners = security.listeners(node, port, peer_port, controller_port)
+            data = self.folder / f"data-{node}"
+            common = _KAFKA_PROPERTIES.format(node=node, voters=voters, data=data)
+            file.write_text(common + listeners)
+            users = security.users if security is not None else []
+            words = ["format", "-t", cluster_id, "-c", str(file), *users]
+            self._java("kafka.tools.StorageTool", *words)
         self.target = Target(
             self.name,
             ",".join(f"{HOST}:{base + node - 1}" for node in nodes),
             topic_config={"flush.messages": "1"} if self._fsync else {},
             restarter=self,
         )
+        if security is not None:
+            let_in(self.target, security.made)
+
+    def wait_ready(self) -> LocalCluster:
+        """As for all; then the user that load comes in as has its rules."""
+        super().wait_ready()
+        if self._security is not None:
+            admit_user(self.target)
+        return self
 
     def launch_only(self) -> None:
         """Start three processes."""
@@ -381,14 +413,17 @@ def make(
     settings: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     kafka_fsync: bool = True,
+    is_secured: bool = False,
 ) -> RaftmqCluster | KafkaCluster:
-    """A cluster of that engine, not started yet.
+    """A cluster of that engine, not started yet; a secured one speaks TLS and knows users.
 
     Raises:
         BenchmarkError: no such engine.
     """
     if engine == "raftmq":
-        return RaftmqCluster(folder, settings=settings, environment=environment)
+        return RaftmqCluster(
+            folder, settings=settings, environment=environment, is_secured=is_secured
+        )
     if engine == "kafka":
-        return KafkaCluster(folder, fsync=kafka_fsync)
+        return KafkaCluster(folder, fsync=kafka_fsync, is_secured=is_secured)
     raise BenchmarkError(f"no engine {engine!r}; one of {', '.join(ENGINES)}")

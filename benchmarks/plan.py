@@ -43,6 +43,8 @@ class Plan:
     fetch_wait_ms: int = 500
     crowd: int = 2_000
     crowd_s: float = 20.0
+    rules: int = 10_000
+    rules_turns: int = 6
 
 
 TINY = Plan(
@@ -67,5 +69,7 @@ TINY = Plan(
     consumers_s=0.5,
     crowd=20,
     crowd_s=1.5,
+    rules=1_100,
+    rules_turns=2,
 )
 """Sizes that only show that everything runs."""

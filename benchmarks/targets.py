@@ -37,6 +37,10 @@ class Target:
     topic_config: dict[str, str] = field(factory=dict)
     """What makes topics comparable: fsync where the cluster would not by itself."""
     replicas: int = 3
+    client: dict[str, str] = field(factory=dict)
+    """How the clients under load come in, in librdkafka's words; nothing where nobody is asked."""
+    operator: dict[str, str] = field(factory=dict)
+    """The same of the client that makes topics and rules."""
     restarter: Restartable | None = None
 
     @property

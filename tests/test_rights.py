@@ -5,9 +5,11 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.secured import USER_PRINCIPAL
+from benchmarks.workloads.rules import many_rules
 from raftmq.rights import (
     EVERYBODY,
     MASKS_MAX,
@@ -186,6 +188,43 @@ def test_an_address_of_ipv4_within_ipv6_is_that_address() -> None:
     assert is_from("10.0.0.0/8", "::ffff:10.1.2.3")
     assert is_from("::1", "[::1]")
     assert not is_from("10.0.0.0/8", "::1")
+
+
+MANY = many_rules(10_000)
+ALL_OF_MANY = NO_RULES.with_rules(MANY)
+
+
+@given(
+    st.sampled_from(MANY),
+    st.sampled_from(["", "x", "-of-another"]),
+    st.integers(0, 3),
+    st.sampled_from([USER_PRINCIPAL, EVERYBODY, "User:service-7", "User:stranger"]),
+    st.sampled_from(["127.0.0.1", "10.1.2.3", "192.168.7.9", "fd00::1"]),
+    st.sampled_from([Operation.READ, Operation.WRITE, Operation.DESCRIBE, Operation.ALL]),
+)
+@settings(max_examples=40, deadline=None)
+def test_among_ten_thousand_rules_verdicts_are_those_of_the_model(
+    near: Rule, more: str, less: int, principal: str, host: str, operation: Operation
+) -> None:
+    """Resources are called as a rule is, a little more or a little less."""
+    name = near.name[: len(near.name) - less] + more
+    for caller in (principal, near.principal):
+        rights = Authorizer(lambda: ALL_OF_MANY, []).rights_of(caller, host)
+        expected = model(MANY, caller, host, near.kind, name, operation)
+        assert rights.may(operation, near.kind, name) is expected
+        told = explain(ALL_OF_MANY, frozenset(), caller, host, near.kind, name, operation)
+        assert told.is_allowed is expected
+
+
+def test_the_ten_thousand_rules_of_the_benchmark_are_of_all_sorts() -> None:
+    assert ALL_OF_MANY.count == 10_000
+    assert not any(map(rule_error, MANY))
+    for field, kinds in (("pattern", 2), ("kind", 3), ("permission", 2), ("host", 4)):
+        assert len({getattr(rule, field) for rule in MANY}) == kinds
+    for one in (USER_PRINCIPAL, EVERYBODY):
+        for permission in Permission:
+            some = [r for r in MANY if r.principal == one and r.permission is permission]
+            assert 100 <= len(some) <= 1_000  # the most that a filter may mean when it deletes
 
 
 def test_ten_thousand_rules_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,19 +49,19 @@ def no_collector() -> Iterator[None]:
 
 
 def one_in_flight(target: Target, plan: Plan) -> Metrics:
-    """100-byte records, each sent after the last was acknowledged: librdkafka, then raw frames."""
+    """100-byte records, each sent after the last was acknowledged: librdkafka, then raw frames,
+    but where TLS would hide them."""
     topic = new_name("single")
     create_topic(target, topic, 1)
     with no_collector():
         stock = _stock_round_trips(target, topic, plan.latency_s)
-        raw = _raw_round_trips(target, topic, plan.latency_s / 2)
+        raw = [] if target.client else _raw_round_trips(target, topic, plan.latency_s / 2)
     delete_topics(target, topic)
-    return {
-        "p50_ms": percentile(stock, 0.5) * 1e3,
-        "p99_ms": percentile(stock, 0.99) * 1e3,
-        "raw_p50_ms": percentile(raw, 0.5) * 1e3,
-        "raw_p99_ms": percentile(raw, 0.99) * 1e3,
-    }
+    found = {"p50_ms": percentile(stock, 0.5) * 1e3, "p99_ms": percentile(stock, 0.99) * 1e3}
+    if raw:
+        found |= {"raw_p50_ms": percentile(raw, 0.5) * 1e3}
+        found |= {"raw_p99_ms": percentile(raw, 0.99) * 1e3}
+    return found
 
 
 def _stock_round_trips(target: Target, topic: str, seconds: float) -> list[float]:

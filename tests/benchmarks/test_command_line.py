@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
+from benchmarks import catalog, peers
 from benchmarks.cli import main
 from benchmarks.errors import BenchmarkError, UnsupportedError
+from benchmarks.plan import TINY
 from benchmarks.processes import CpuWatch, usage
 from benchmarks.results import read
 from benchmarks.targets import Target, parse_pids, read_cluster_file
@@ -40,6 +41,7 @@ from raftmq.records import check_batch, read_records
         ["compare"],
         ["compare", "--all"],
         ["compare", "--all", "--only", "bulk", "--out", "x"],
+        ["compare", "--all", "--secure", "--out", "x"],
         ["run", "--only", "bulk"],
         ["run", "--bootstrap", "x:1", "--engine", "raftmq"],
         ["run", "--engine", "rabbit"],
@@ -196,3 +198,27 @@ def test_a_tiny_comparison_runs_and_goes_on_where_it_ended(
     capsys.readouterr()
     assert main(["report", str(out)]) == 0
     assert "| one in flight, p50 (p99) |" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_tiny_secured_comparison_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["compare", "--only", "secured-bulk,secured-single,secured-failover,rules"]
+    arguments += ["--runs", "1", "--tiny", "--engines", "raftmq", "--out", str(out)]
+    assert main(arguments) == 0
+    comparison = read(out / "comparison.json")
+    assert [run.error for one in comparison.workloads for run in one.runs if run.error] == []
+    by_name = {one.workload: one for one in comparison.workloads}
+    assert by_name["secured-bulk"].median("raftmq", "consume_mb_s")
+    assert by_name["secured-failover"].of("raftmq", "lost") == [0, 0]
+    assert by_name["rules"].median("raftmq", "produce_mb_s_ratio")
+
+
+def test_a_secured_workload_wants_a_secured_cluster() -> None:
+    (one,) = catalog.workloads_named(["secured-single"])
+    with pytest.raises(UnsupportedError, match="TLS"):
+        one.measure(Target("plain", "127.0.0.1:1"), TINY)
+    mixed = ["run", "--engine", "raftmq", "--only", "single,secured-single"]
+    assert main(mixed) == 1

@@ -128,7 +128,11 @@ def test_every_line_belongs_to_a_workload_and_back() -> None:
 def test_a_line_of_the_table_names_its_workload() -> None:
     names = [workload.name for workload in catalog.workloads_named(["consume", "memory", "lost"])]
     assert names == ["bulk", "memory", "failover"]
-    assert catalog.workloads_named([]) == list(catalog.WORKLOADS)
+    plain, secured = catalog.workloads_named([]), catalog.secured_workloads()
+    assert sorted(one.name for one in plain + secured) == sorted(
+        one.name for one in catalog.WORKLOADS
+    )
+    assert catalog.workloads_named(["secured-fetch"]) == secured[:1]
 
 
 def test_an_unknown_name_is_refused_with_a_near_one() -> None:
