@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,14 @@ LONG_FUNCTIONS: dict[str, str] = {
 """Functions that may be longer, as `path:name`, and why."""
 SMALL_MODULES: dict[str, str] = {}
 """Modules that may be smaller although one module alone imports them, and why."""
+CIRCLES: dict[tuple[str, str], str] = {
+    (
+        f"raftmq.raft.{role}",
+        "raftmq.raft.core",
+    ): "the roles of a replica are one subject, and act on its core"
+    for role in ("election", "follower", "leader")
+}
+"""Imports that may close a circle, and why."""
 
 
 def name_of(path: Path) -> str:
@@ -93,32 +103,95 @@ def test_modules_say_what_they_are_for(path: Path) -> None:
 SHIPPED = {"raftmq": ROOT, "raftmq_client": ROOT / "client", "raftmq_spark": ROOT / "spark"}
 
 
+def all_modules() -> dict[str, Path]:
+    """Every module and package of what is shipped by its dotted name."""
+    found = {}
+    for package, top in SHIPPED.items():
+        for path in (top / package).rglob("*.py"):
+            parts = path.relative_to(top).with_suffix("").parts
+            found[".".join(parts[:-1] if path.name == "__init__.py" else parts)] = path
+    return found
+
+
 def shipped_modules() -> dict[str, Path]:
     """Every module of what is shipped by its dotted name, packages' own files left out."""
-    return {
-        ".".join(path.relative_to(top).with_suffix("").parts): path
-        for package, top in SHIPPED.items()
-        for path in (top / package).rglob("*.py")
-        if not path.name.startswith("__")
-    }
+    return {name: path for name, path in all_modules().items() if not path.name.startswith("__")}
+
+
+def imports_of(tree: ast.AST, known: Collection[str]) -> set[str]:
+    """Which of these modules a file imports: at its top, in its functions, for its annotations."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & set(known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in known else node.module)
+    return found & set(known)
 
 
 def importers() -> dict[str, set[Path]]:
     """Which files of what is shipped import each of its modules."""
-    known = shipped_modules()
+    known = all_modules()
     found: dict[str, set[Path]] = {name: set() for name in known}
-    for package, top in SHIPPED.items():
-        for path in (top / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                names = []
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    names = [node.module, *(f"{node.module}.{n.name}" for n in node.names)]
-                elif isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                for name in names:
-                    if name in known:
-                        found[name].add(path)
-    return found
+    for path in known.values():
+        for name in imports_of(ast.parse(path.read_text()), known):
+            found[name].add(path)
+    return {name: found[name] for name in shipped_modules()}
+
+
+def circle_in(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that lead back to the first of them; none where there is no circle."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+@cache
+def shipped_imports() -> dict[str, set[str]]:
+    """What each module of what is shipped imports of the others."""
+    known = all_modules()
+    return {
+        name: imports_of(ast.parse(path.read_text()), known) - {name}
+        for name, path in known.items()
+    }
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Not even for an annotation: what two modules both need belongs to one, or below both."""
+    allowed = {
+        name: {to for to in found if (name, to) not in CIRCLES}
+        for name, found in shipped_imports().items()
+    }
+    assert circle_in(allowed) == [], "move the type, take a Protocol, or make one module of them"
+    assert all(CIRCLES.values()), "each exception has a reason"
+
+
+@pytest.mark.parametrize("left_out", CIRCLES, ids=" ".join)
+def test_each_allowed_circle_is_there(left_out: tuple[str, str]) -> None:
+    kept = {
+        name: {to for to in found if (name, to) == left_out or (name, to) not in CIRCLES}
+        for name, found in shipped_imports().items()
+    }
+    assert set(left_out) <= set(circle_in(kept))
+
+
+def test_a_circle_is_found_wherever_its_imports_stand() -> None:
+    texts = {
+        "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B",
+        "b": "def f():\n    import c",
+        "c": "import a",
+        "d": "import a",
+    }
+    imports = {name: imports_of(ast.parse(text), texts) for name, text in texts.items()}
+    assert imports["a"] == {"b"}
+    circle = circle_in(imports)
+    assert circle[0] == circle[-1]
+    assert set(circle) == {"a", "b", "c"}
+    assert circle_in({"a": {"b"}, "b": set(), "d": {"a"}}) == []
 
 
 def test_no_module_is_a_fragment_of_its_only_importer() -> None:

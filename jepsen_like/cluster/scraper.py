@@ -21,8 +21,7 @@ from jepsen_like.cluster.transactional import VOLATILE
 from jepsen_like.invariants import InvariantViolation
 from raftmq.log.model import DamagedError
 from raftmq.node.metrics.exposition import COLLECTORS, read, write
-from raftmq.node.metrics.families import OTHER, Family, Scrape, Work
-from raftmq.node.metrics.partitions import Ages
+from raftmq.node.metrics.families import OTHER, Ages, Family, Scrape, Work
 from raftmq.records import LOG_APPEND_TIME
 from raftmq.types import Offset, RaftGroupId
 

@@ -24,8 +24,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, out
 from raftmq.foreign import visible
 from raftmq.rights import (
     ANY_HOST,

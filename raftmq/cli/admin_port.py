@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from raftmq.cli.common import CommandError, open_admin, show_json
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN
 from raftmq.cli.picture import admin_refusal, admin_request, find_addresses, open_page
 from raftmq_client.blocking.admin import Admin
 

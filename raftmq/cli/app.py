@@ -29,11 +29,11 @@ from raftmq.cli.common import (
     tells_errors_as_json,
 )
 from raftmq.cli.configs import config_app
+from raftmq.cli.console import EXIT_USAGE
 from raftmq.cli.consume import consume
 from raftmq.cli.export import export
 from raftmq.cli.groups import group_app
 from raftmq.cli.log import log_app
-from raftmq.cli.main import EXIT_USAGE
 from raftmq.cli.nodes import leader_app, node_app
 from raftmq.cli.produce import produce
 from raftmq.cli.recover import recover

@@ -36,8 +36,7 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.configs import cluster_config_app
-from raftmq.cli.console import clear_screen, out
-from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, clear_screen, out
 from raftmq.cli.node_changes import DryRun, Voters, change_voters
 from raftmq.cli.picture import (
     CATCH_UP_COLUMNS,

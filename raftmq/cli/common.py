@@ -20,8 +20,15 @@ import msgspec
 import typer
 from attrs import frozen
 
-from raftmq.cli.console import note, out, out_json
-from raftmq.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.cli.console import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    note,
+    out,
+    out_json,
+)
 from raftmq.config import Address, ConfigError
 from raftmq.errors import ErrorCode, RaftmqError
 from raftmq.foreign import ascii_json, visible

@@ -1,13 +1,21 @@
 """Plain lines for people and pipes, without rich: results to standard output, notes to the other.
 
-Nodes and `dev` use this module; nothing here may import typer or rich.
+The exit codes of all commands are here, too. Nodes and `dev` use this module; nothing in it may
+import typer or rich.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from raftmq.foreign import ascii_json, visible
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNKNOWN: Final = 3
+EXIT_INTERRUPTED: Final = 130
 
 
 def out(line: str) -> None:

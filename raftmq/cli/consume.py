@@ -26,7 +26,7 @@ from raftmq.cli.common import (
     printable,
     reported,
 )
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.console import EXIT_USAGE
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.core.admin import EARLIEST, LATEST

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
-from raftmq.cli.console import note, out, silence_client_log
+from raftmq.cli.console import EXIT_INTERRUPTED, note, out, silence_client_log
 from raftmq.cli.dev import Signals, a_number, start_cluster
 from raftmq.cli.dev_cluster import DevCluster, DevError, free_ports
-from raftmq.cli.main import EXIT_INTERRUPTED
 from raftmq.errors import RaftmqError
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, out
 
 if TYPE_CHECKING:
     from raftmq_spark.export.engines import EngineRunner

@@ -30,8 +30,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.console import EXIT_USAGE, out
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin

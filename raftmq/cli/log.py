@@ -21,8 +21,7 @@ from raftmq.cli.common import (
     reported,
     show,
 )
-from raftmq.cli.console import note, out, out_json
-from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, note, out, out_json
 from raftmq.metadata.credentials import masked
 from raftmq.records import BatchHeader, read_records
 

@@ -10,13 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
 
-EXIT_DONE: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_UNKNOWN: Final = 3
-EXIT_INTERRUPTED: Final = 130
+from raftmq.cli.console import EXIT_INTERRUPTED, silence_client_log
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -42,7 +37,6 @@ def _run(words: list[str]) -> None:
 
         sys.exit(demo(words[1:]))
     from raftmq.cli.app import app
-    from raftmq.cli.console import silence_client_log
 
     silence_client_log()
     app(words, prog_name="raftmq")

@@ -30,8 +30,7 @@ from raftmq.cli.common import (
     show_json,
     watch,
 )
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.console import EXIT_USAGE, out
 
 STUCK_SHOWN_MAX: Final = 5
 

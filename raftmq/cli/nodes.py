@@ -32,8 +32,7 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.configs import node_config_app
-from raftmq.cli.console import note, out
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN, note, out
 from raftmq.cli.node_changes import add, cordon, drain, maintenance, remove, uncordon
 from raftmq.errors import ErrorCode
 from raftmq.types import TopicPartition

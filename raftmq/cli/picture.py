@@ -22,7 +22,7 @@ import msgspec
 from attrs import define, field
 
 from raftmq.cli.common import CommandError, admin_access
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.console import EXIT_USAGE
 from raftmq.types import METADATA_TOPIC
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ResourceType

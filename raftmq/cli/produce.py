@@ -27,8 +27,7 @@ from raftmq.cli.common import (
     open_admin,
     reported,
 )
-from raftmq.cli.console import note, out
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE, note, out
 from raftmq.errors import ErrorCode
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.blocking.producer import Producer

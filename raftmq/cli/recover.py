@@ -15,8 +15,7 @@ import msgspec
 import typer
 
 from raftmq.cli.common import AsJson, CommandError, reported, show_json
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.console import EXIT_USAGE, out
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:

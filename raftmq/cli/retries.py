@@ -33,8 +33,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_FAILED, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, out
 from raftmq.delays.asks import ATTEMPT, OWN_PREFIX, read_span
 from raftmq.errors import ErrorCode
 from raftmq.metadata.config_keys import (

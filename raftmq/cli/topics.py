@@ -31,8 +31,7 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.configs import nearest
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
+from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE, out
 from raftmq.errors import ErrorCode
 from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.types import VIEW_SUFFIX, TopicPartition

@@ -31,9 +31,8 @@ from raftmq.cli.common import (
     show_json,
     text_of,
 )
-from raftmq.cli.console import out
+from raftmq.cli.console import EXIT_USAGE, out
 from raftmq.cli.groups import parse_scope
-from raftmq.cli.main import EXIT_USAGE
 from raftmq.cli.picture import ask_node, find_addresses
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin

@@ -20,8 +20,7 @@ from raftmq.cli.common import (
     show,
     show_json,
 )
-from raftmq.cli.console import out
-from raftmq.cli.main import EXIT_USAGE
+from raftmq.cli.console import EXIT_USAGE, out
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import SCRAM_ITERATIONS, SCRAM_MECHANISMS
 

@@ -28,7 +28,7 @@ from raftmq.cli.common import (
     reported,
     show_json,
 )
-from raftmq.cli.console import out
+from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE, out
 from raftmq.cli.explain import (
     METADATA_LOST,
     Asked,
@@ -41,7 +41,6 @@ from raftmq.cli.explain import (
     partitions_in_trouble,
     summary,
 )
-from raftmq.cli.main import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq.cli.picture import Picture, admin_request, open_page, take_picture
 from raftmq.foreign import visible
 from raftmq_client.blocking.admin import Admin

@@ -27,21 +27,16 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from raftmq.errors import RaftmqError
-from raftmq.log.indexes import DamagedIndexError, Table
+from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.model import NewerFormatError
-from raftmq.log.shared import FileCache, IndexCache
+from raftmq.log.shared import FileCache, IndexCache, Table
 from raftmq.ports import DiskError, File
-
-if TYPE_CHECKING:
-    from raftmq.log.segment import Segment
-    from raftmq.log.segments import Segments
 
 _HEADER: Final = struct.Struct("<4sH2xqIIqq20x")
 _CRC: Final = struct.Struct("<I")
@@ -65,10 +60,6 @@ class Aborted(NamedTuple):
     producer_id: int
     first_offset: int
     marker_offset: int
-
-
-_Told: TypeAlias = tuple[int, int, tuple[Aborted, ...]]
-"""Start and end of a range, and who was aborted there."""
 
 
 class UntoldError(RaftmqError):
@@ -259,8 +250,8 @@ class AbortedIndex:
         if self.least_first >= end or self.covered <= start:
             return
         for at in self._blocks(start, end):
-            yield from _matching(self._read_block(at), start, end)
-        yield from _matching(self._rest, start, end)
+            yield from matching(self._read_block(at), start, end)
+        yield from matching(self._rest, start, end)
 
     def cold(self, start: int, end: int) -> list[tuple[File, int, int]]:
         """The stretches of the file that `between` would wait for."""
@@ -331,135 +322,8 @@ def _is_sound(header: bytes) -> bool:
     return bool(crc32c(header[: _HEADER.size]) == checksum)
 
 
-def _matching(entries: Sequence[Aborted], start: int, end: int) -> Iterator[Aborted]:
+def matching(entries: Sequence[Aborted], start: int, end: int) -> Iterator[Aborted]:
+    """Those whose marker is at or above `start` and that begin below `end`."""
     for entry in entries:
         if entry.marker_offset >= start and entry.first_offset < end:
             yield entry
-
-
-class AbortedTransactions:
-    """The indexes of all segments of one log."""
-
-    __slots__ = ("_ahead", "_segments", "first")
-
-    def __init__(self, segments: Segments, first: int) -> None:
-        self._segments = segments
-        self.first = first
-        """Where the log begins; nobody asks for what ended below."""
-        # What was told of batches that are in no segment yet.
-        self._ahead: deque[_Told] = deque()
-
-    def tell(self, start: int, end: int, found: Sequence[Aborted] = ()) -> None:
-        """In `[start, end)` of the log, between two batches each, these were aborted and no others,
-        in the order of their markers."""
-        self._take()
-        if start < end:
-            left = self._take_written(start, end, found)
-            if left is not None:
-                self._ahead.append(left)
-
-    def _take(self) -> None:
-        """Go through with what was ahead of the segments, as far as they reach by now."""
-        while self._ahead and self._ahead[0][0] < self._segments.end_offset:
-            left = self._take_written(*self._ahead.popleft())
-            if left is not None:
-                self._ahead.appendleft(left)
-
-    def _take_written(self, start: int, end: int, found: Sequence[Aborted]) -> _Told | None:
-        """Take what stands in segments; what of it does not yet."""
-        written_end = self._segments.end_offset
-        if start < written_end:
-            self._take_one(start, min(end, written_end), found)
-        if end <= written_end:
-            return None
-        later = tuple(entry for entry in found if entry.marker_offset >= written_end)
-        return max(start, written_end), end, later
-
-    def _take_one(self, start: int, end: int, found: Sequence[Aborted]) -> None:
-        segments = self._segments
-        at = max(0, segments.at(start))
-        for segment in segments.all[at : segments.at(end - 1) + 1]:
-            index = segment.aborted
-            reached = max(start, segment.base_offset) if start > self.first else segment.base_offset
-            if index.covered < reached:
-                continue  # something before that is still to be told
-            stop = min(end, segment.end_offset)
-            for entry in found:
-                if index.covered <= entry.marker_offset < stop:
-                    index.add(entry)
-            if segment.may_hold_markers:
-                index.cover(stop)
-            else:
-                index.covered = max(index.covered, stop)  # no file of it is needed
-            if not segment.is_active and index.covered == segment.end_offset:
-                index.write()
-
-    def between(self, start: int, end: int) -> list[Aborted]:
-        """The aborted transactions whose marker is at or above `start` and that begin below `end`,
-        by their first offset.
-
-        Raises:
-            UntoldError: what is missing is to be told first.
-        """
-        self._take()
-        segments = self._segments
-        found: list[Aborted] = []
-        for segment in segments.all[max(0, segments.at(start)) :]:
-            if not segment.may_hold_markers:
-                continue
-            index = segment.aborted
-            if index.covered < segment.end_offset:
-                self._raise_untold(segment)
-            try:
-                found.extend(index.between(start, end))
-            except DamagedIndexError:
-                index.reset()
-                self._raise_untold(segment)
-        for *_, ahead in self._ahead:  # a majority may have committed it before it stands here
-            found.extend(_matching(ahead, start, end))
-        found.sort(key=lambda entry: entry.first_offset)
-        return found
-
-    def _raise_untold(self, segment: Segment) -> None:
-        start = max(segment.aborted.covered, self.first)
-        if start < segment.end_offset:
-            raise UntoldError(start, segment.end_offset)
-        segment.aborted.cover(segment.end_offset)  # all of it is below the log's beginning
-
-    def untold(self) -> UntoldError | None:
-        """The first range of the log of which nobody has told."""
-        self._take()
-        for segment in self._segments.all:
-            start = max(segment.aborted.covered, self.first)
-            if segment.may_hold_markers and start < segment.end_offset:
-                return UntoldError(start, segment.end_offset)
-        return None
-
-    def cold(self, start: int, end: int) -> list[tuple[File, int, int]]:
-        """The stretches of files that `between` would wait for."""
-        segments = self._segments
-        return [
-            stretch
-            for segment in segments.all[max(0, segments.at(start)) :]
-            if segment.may_hold_markers
-            for stretch in segment.aborted.cold(start, end)
-        ]
-
-    def write(self) -> None:
-        """Bring the file of the last segment up to date; nothing is synced."""
-        if self._segments.all:
-            self._segments.all[-1].aborted.write()
-
-    def cut(self, offset: int) -> None:
-        """The log ends at `offset` now."""
-        kept: deque[_Told] = deque()
-        for start, end, found in self._ahead:
-            if start < offset:
-                left = tuple(entry for entry in found if entry.marker_offset < offset)
-                kept.append((start, min(end, offset), left))
-        self._ahead = kept
-
-    def clear(self, first: int) -> None:
-        """The log begins anew."""
-        self._ahead.clear()
-        self.first = first

@@ -21,12 +21,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final, Self
 
-from attrs import define, frozen
+from attrs import frozen
 from crc32c import crc32c
 
 from raftmq.errors import RaftmqError
 from raftmq.log.model import NewerFormatError
-from raftmq.log.shared import FileCache, IndexCache
+from raftmq.log.shared import FileCache, IndexCache, Table
 from raftmq.ports import File
 
 # magic 4s, version uint16, kind uint16, base_offset int64, entry count uint32, crc of the entries
@@ -61,18 +61,6 @@ class SegmentSummary:
     max_timestamp: int
     max_timestamp_offset: int
     has_markers: bool = False
-
-
-@define(slots=True, eq=False)
-class Table:
-    """Two columns in ascending order."""
-
-    keys: array[int]
-    values: array[int]
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.keys) * (self.keys.itemsize + self.values.itemsize)
 
 
 class SparseIndex:

@@ -16,7 +16,6 @@ from typing import Final
 
 from attrs import define
 
-from raftmq.log.aborted import AbortedTransactions
 from raftmq.log.bare_entries import BareEntries
 from raftmq.log.batch_reader import BadBatch, walk_headers
 from raftmq.log.holes import carries_records
@@ -26,7 +25,7 @@ from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogC
 from raftmq.log.prefetch import LOOKUP_BYTES, IndexJob, WarmJob, cold_job, lookup_job
 from raftmq.log.recent import RecentBatches
 from raftmq.log.segment import Segment
-from raftmq.log.segments import Segments
+from raftmq.log.segments import AbortedTransactions, Segments
 from raftmq.log.verification import Checker, StoredJob, VerifyJob
 from raftmq.ports import Clock, File
 from raftmq.records import (

@@ -8,18 +8,16 @@ segments, bare entries and the journal are held by their owners, not here.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from attrs import Factory, frozen
+from attrs import Factory, define, frozen
 
 from raftmq.log.recent import RecentBudget
 from raftmq.ports import Disk, File, TooManyFilesError
-
-if TYPE_CHECKING:
-    from raftmq.log.indexes import Table
 
 
 class FileCache:
@@ -92,6 +90,19 @@ class FileCache:
         """Drop the file: it was removed, replaced or renamed."""
         with self._lock:
             self._files.pop(path, None)
+
+
+@define(slots=True, eq=False)
+class Table:
+    """Loaded entries of one index: two columns in ascending order."""
+
+    keys: array[int]
+    values: array[int]
+
+    @property
+    def size_bytes(self) -> int:
+        """What both columns take."""
+        return len(self.keys) * (self.keys.itemsize + self.values.itemsize)
 
 
 class IndexCache:

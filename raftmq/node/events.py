@@ -8,22 +8,23 @@ partitions at once is limited to `LINES_MAX` lines in ten seconds and a count of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from raftmq.controller.control_plane import ControlPlane
 from raftmq.controller.leaders import Key, LeaderRow
 from raftmq.log.folders import read_partition_folder
 from raftmq.logs import RateLimitedLog, flush_all, structlog
 from raftmq.metadata.commands import ClaimGroup, Envelope, ReleaseGroup
+from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.image import MetadataImage
 from raftmq.metadata.results import Claimed, GroupDone, Result
-from raftmq.metadata.state_machine import Skip
-from raftmq.node.partitions import RoleWatch
+from raftmq.metadata.state_machine import MetadataMachine, Skip
+from raftmq.node.data_plane import DataPlane
+from raftmq.node.partitions import Partitions, RoleWatch
 from raftmq.raft.messages import Role, SoftState
 from raftmq.runtime.disk import DISK_FULL
+from raftmq.server.audit import Audit
 from raftmq.types import METADATA_TOPIC, NodeId, Offset, RaftIndex, ReplicaId, TopicPartition
-
-if TYPE_CHECKING:
-    from raftmq.node.composition import NodeCore
 
 LINES_MAX: Final = 50
 LOOK_MS: Final = 250.0
@@ -39,10 +40,23 @@ STUCK_MS: Final = 2_000.0
 logger = structlog.get_logger("raftmq.events")
 
 
+class Watched(Protocol):
+    """The parts of a node in which something happens."""
+
+    node_id: NodeId
+    is_serving: bool
+    plane: DataPlane
+    control: ControlPlane
+    engine: DrivenEngine
+    machine: MetadataMachine
+    partitions: Partitions
+    audit: Audit
+
+
 class Events:
     """Watches one node; `attach` when it is composed."""
 
-    def __init__(self, node: NodeCore) -> None:
+    def __init__(self, node: Watched) -> None:
         self._node = node
         self._log = RateLimitedLog(logger, lines_max=LINES_MAX)
         self._counts = node.partitions.counts

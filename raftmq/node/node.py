@@ -27,7 +27,7 @@ from raftmq.metadata.state_machine import UnappliableCommandError
 from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
 from raftmq.node.environment import Environment, PeerEvents
 from raftmq.node.first_user import FirstUser, first_call, make_first_user, read_first_user
-from raftmq.node.status import describe, health
+from raftmq.node.status import Process, describe, health
 from raftmq.principals import read_mapping_rules
 from raftmq.runtime.audit_file import AuditFile
 from raftmq.runtime.certificates import ServerTls, admin_files, files_of
@@ -184,7 +184,7 @@ class Node(NodeCore):
         told, since_s = "", 0.0
         while True:
             await trio.sleep(RIVAL_POLL_S)
-            reason = self.taken
+            reason = self.links.taken_reason
             if reason != told:
                 told, since_s = reason, trio.current_time()
                 if reason:
@@ -194,11 +194,6 @@ class Node(NodeCore):
             ):
                 self.plane.fail(reason)
                 return
-
-    @property
-    def taken(self) -> str:
-        """Why peers refuse this node that know another process of its id; "" for none."""
-        return next(iter(self.links.taken.values()), "")
 
     # ---- coming up ----
 
@@ -369,8 +364,8 @@ class Node(NodeCore):
         # As slow, and else done when somebody creates the first view, at the controller.
         await trio.to_thread.run_sync(prepare_parser)
         sources = admin_http.PageSources(
-            health=lambda: health(self),
-            status=lambda: describe(self),
+            health=lambda: health(self, self.links),
+            status=lambda: describe(self, Process(self.links, self.faults)),
             metrics=exposition.Exposition(self).render,
             faults=self.faults,
             access=self.access,

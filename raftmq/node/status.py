@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from raftmq.metadata.commands import UNDATED
 from raftmq.metadata.image import RAFTMQ_LEVEL
@@ -26,13 +26,14 @@ from raftmq.node.metrics.families import TURN_S
 from raftmq.node.metrics.partitions import first_kept_offset
 from raftmq.node.metrics.transactions import OLDEST_MAX, Census
 from raftmq.node.partitions import LedPartition
+from raftmq.runtime.faults import FaultSwitch
+from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.peer_secret import SecretTls
 from raftmq.types import NodeId
 
 if TYPE_CHECKING:
     from raftmq.metadata.image import MetadataImage, TopicImage
     from raftmq.node.composition import NodeCore
-    from raftmq.node.node import Node
     from raftmq.partition.partition import Partition
     from raftmq.replication.replica import Replica
     from raftmq.types import ReplicaId
@@ -43,14 +44,26 @@ REMOVALS_MAX: Final = 100
 """Orders to delete that are shown."""
 
 
-def health(node: Node) -> tuple[bool, dict[str, Any]]:
+@frozen(slots=True)
+class Process:
+    """What only a node of a process has, beside the composition that the simulation runs as well.
+
+    Attributes:
+        faults: None where none can be switched on.
+    """
+
+    links: PeerLinks
+    faults: FaultSwitch | None
+
+
+def health(node: NodeCore, links: PeerLinks) -> tuple[bool, dict[str, Any]]:
     """Whether clients can rely on this node, and if not, why."""
     lifecycle = node.control.lifecycle
     reason = ""
     if node.plane.failure is not None:
         reason = node.plane.failure
     elif not node.is_serving:
-        reason = node.taken or lifecycle.refusal or "starting"
+        reason = links.taken_reason or lifecycle.refusal or "starting"
     elif lifecycle.is_draining:
         reason = "stopping"
     elif lifecycle.is_isolated:
@@ -63,7 +76,7 @@ def health(node: Node) -> tuple[bool, dict[str, Any]]:
     return True, {"status": "ok", "is_ready": True, **answer}
 
 
-async def describe(node: Node) -> dict[str, Any]:
+async def describe(node: NodeCore, process: Process) -> dict[str, Any]:
     """Everything that an operator may want to know about one node."""
     control, plane = node.control, node.plane
     controller = control.engine.controller_id
@@ -76,7 +89,7 @@ async def describe(node: Node) -> dict[str, Any]:
         "storage_id": f"{plane.self_id.storage_id:016x}",
         "formation_id": node.formation.formation_id,
         "rack": node.config.rack,
-        "health": health(node)[1],
+        "health": health(node, process.links)[1],
         "broker_epoch": lifecycle.broker_epoch,
         "is_ready": lifecycle.is_ready,
         "isolation": {
@@ -94,7 +107,7 @@ async def describe(node: Node) -> dict[str, Any]:
         "turned_away": {str(n): control.turned_away[n] for n in sorted(control.turned_away)},
         "rivals": [
             {"node_id": hello.node_id, "storage_id": hello.storage_id, "address": hello.address}
-            for hello in node.links.rivals()
+            for hello in process.links.rivals()
         ],
         "partitions": await _partitions(node),
         "not_running": await _not_running(node),
@@ -110,8 +123,8 @@ async def describe(node: Node) -> dict[str, Any]:
         },
         "delays": node.partitions.delays.rows(),
         "views": await _views(node),
-        "peer_tls": _peer_tls(node),
-        "faults": None if node.faults is None else node.faults.show(),
+        "peer_tls": _peer_tls(node, process.links),
+        "faults": None if process.faults is None else process.faults.show(),
         "catch_up": _catch_up(node),
         "quarantined": list(node.partitions.quarantined),
         "journal_is_damaged": plane.journal.damaged,
@@ -134,26 +147,26 @@ async def describe(node: Node) -> dict[str, Any]:
     }
 
 
-def _features(node: Node) -> dict[str, Any]:
+def _features(node: NodeCore) -> dict[str, Any]:
     return {
         "level": node.control.engine.image.level,
         "supported_level": node.supported[RAFTMQ_LEVEL][1],
     }
 
 
-def _peer_tls(node: Node) -> dict[str, Any]:
+def _peer_tls(node: NodeCore, links: PeerLinks) -> dict[str, Any]:
     config = node.config
     return {
         "mode": config.peer_tls,
         "is_open": config.has_open_peer_port and not config.insecure,
         "by": None if node.peer_tls is None else node.peer_tls.refusal,
-        "plain_peers": node.links.plain_peers(),
+        "plain_peers": links.plain_peers(),
         "expires_s": None if node.peer_tls is None else node.peer_tls.expires_s,
         "secrets": node.peer_tls.secrets_count if isinstance(node.peer_tls, SecretTls) else 0,
     }
 
 
-def _catch_up(node: Node) -> dict[str, Any]:
+def _catch_up(node: NodeCore) -> dict[str, Any]:
     """What this node sends to replicas that catch up, and how much it may."""
     rate = node.plane.catch_up.rate
     return {
@@ -163,7 +176,7 @@ def _catch_up(node: Node) -> dict[str, Any]:
     }
 
 
-def _metadata(node: Node) -> dict[str, Any]:
+def _metadata(node: NodeCore) -> dict[str, Any]:
     engine, replica = node.control.engine, node.metadata_replica
     told: dict[str, Any] = {
         "engine": node.config.metadata_engine,
@@ -192,7 +205,7 @@ def _metadata(node: Node) -> dict[str, Any]:
     }
 
 
-def _brokers(node: Node, held: Mapping[NodeId, int]) -> list[dict[str, Any]]:
+def _brokers(node: NodeCore, held: Mapping[NodeId, int]) -> list[dict[str, Any]]:
     brokers = node.control.engine.image.brokers
     return [
         {
@@ -221,7 +234,7 @@ class _Turns:
             self._began = perf_counter()
 
 
-async def _partitions(node: Node) -> list[dict[str, Any]]:
+async def _partitions(node: NodeCore) -> list[dict[str, Any]]:
     rows = []
     turns = _Turns()
     for number, (partition, replica) in enumerate(node.partitions.rows()):
@@ -231,7 +244,7 @@ async def _partitions(node: Node) -> list[dict[str, Any]]:
     return rows
 
 
-async def _views(node: Node) -> list[dict[str, Any]]:
+async def _views(node: NodeCore) -> list[dict[str, Any]]:
     """How far the index of each view is, of each replica here."""
     rows = []
     turns = _Turns()
@@ -242,7 +255,7 @@ async def _views(node: Node) -> list[dict[str, Any]]:
     return rows
 
 
-async def _not_running(node: Node) -> list[dict[str, object]]:
+async def _not_running(node: NodeCore) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     turns = _Turns()
     for topic in node.control.engine.image.topics_by_id():
@@ -260,7 +273,7 @@ class _Look:
     held: dict[NodeId, int] = field(factory=dict)
 
 
-async def _look_at_topics(node: Node) -> _Look:
+async def _look_at_topics(node: NodeCore) -> _Look:
     look = _Look()
     turns = _Turns()
     image = node.control.engine.image
@@ -274,7 +287,7 @@ async def _look_at_topics(node: Node) -> _Look:
     return look
 
 
-def _removals(node: Node) -> list[dict[str, Any]]:
+def _removals(node: NodeCore) -> list[dict[str, Any]]:
     """Orders to delete that were not confirmed yet."""
     removals = node.control.engine.image.removals
     rows = [
@@ -284,7 +297,7 @@ def _removals(node: Node) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["topic"], row["partition"]))[:REMOVALS_MAX]
 
 
-def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, Any]:
+def _partition(node: NodeCore, partition: Partition, replica: Replica) -> dict[str, Any]:
     troubles = _troubles(node, partition, replica)
     return {
         "topic": partition.name.topic,
@@ -320,7 +333,7 @@ def _partition(node: Node, partition: Partition, replica: Replica) -> dict[str, 
     }
 
 
-def _leaderless_ms(node: Node, partition: Partition) -> int | None:
+def _leaderless_ms(node: NodeCore, partition: Partition) -> int | None:
     """For how long this replica has known of no leader; None while it knows one."""
     assert isinstance(partition, LedPartition)
     since_ms = partition.role_watch.leaderless_since_ms
@@ -340,7 +353,9 @@ def _lagging(replica: Replica) -> list[dict[str, Any]]:
     return rows
 
 
-def _open_transaction(node: Node, partition: Partition, replica: Replica) -> dict[str, Any] | None:
+def _open_transaction(
+    node: NodeCore, partition: Partition, replica: Replica
+) -> dict[str, Any] | None:
     """What holds readers of committed records back, where anything does; only a leader tells."""
     held = partition.producers.oldest_open if replica.is_leader else None
     if held is None:
@@ -365,7 +380,7 @@ def _open_transaction(node: Node, partition: Partition, replica: Replica) -> dic
     }
 
 
-def _wish(node: Node, partition: Partition) -> dict[str, Any]:
+def _wish(node: NodeCore, partition: Partition) -> dict[str, Any]:
     """Which nodes should hold it, as metadata says, and what is to change."""
     known = node.engine.image.partition(partition.name)
     if known is None:
@@ -381,7 +396,7 @@ def _wish(node: Node, partition: Partition) -> dict[str, Any]:
     return {"replicas": list(known.replicas), "move": move}
 
 
-async def _groups(node: Node) -> dict[str, Any]:
+async def _groups(node: NodeCore) -> dict[str, Any]:
     image = node.control.engine.image.groups
     rows = {}
     turns = _Turns()
@@ -397,7 +412,7 @@ async def _groups(node: Node) -> dict[str, Any]:
     return rows
 
 
-async def _transactions(node: Node) -> dict[str, Any]:
+async def _transactions(node: NodeCore) -> dict[str, Any]:
     """What this node owes, and has parked; and the oldest open ones of the cluster."""
     known = node.control.engine.image.transactions
     census = Census(node.plane.clock.wall_ms())
@@ -454,12 +469,12 @@ class Trouble(NamedTuple):
     text: str
 
 
-def diagnose(node: Node, partition: Partition, replica: Replica) -> list[str]:
+def diagnose(node: NodeCore, partition: Partition, replica: Replica) -> list[str]:
     """What keeps this partition from being led, written or fully replicated."""
     return [trouble.text for trouble in _troubles(node, partition, replica)]
 
 
-def _troubles(node: Node, partition: Partition, replica: Replica) -> list[Trouble]:
+def _troubles(node: NodeCore, partition: Partition, replica: Replica) -> list[Trouble]:
     if replica.failure is not None:
         text = f"replica on node {node.node_id} stopped: {replica.failure}"
         return [Trouble("stopped", text)]
@@ -472,7 +487,7 @@ def _troubles(node: Node, partition: Partition, replica: Replica) -> list[Troubl
     return found
 
 
-def _coming(node: Node, partition: Partition) -> frozenset[NodeId]:
+def _coming(node: NodeCore, partition: Partition) -> frozenset[NodeId]:
     """Nodes that a move adds to those that hold it: that they do not yet is no trouble."""
     known = node.engine.image.partition(partition.name)
     if known is None or not known.moving_from:
@@ -484,7 +499,7 @@ def _is_member(replica: Replica) -> bool:
     return replica.self_id in replica.configuration.members
 
 
-def _of_replica(node: Node, replica: Replica, *, is_coming: bool) -> Iterator[Trouble]:
+def _of_replica(node: NodeCore, replica: Replica, *, is_coming: bool) -> Iterator[Trouble]:
     """What a replica says of itself; where it comes by a move it may well be no voter yet."""
     own, core = node.node_id, replica.core
     for start, end in replica.damaged():
@@ -514,7 +529,7 @@ def _of_replica(node: Node, replica: Replica, *, is_coming: bool) -> Iterator[Tr
         yield Trouble("disk stuck", text)
 
 
-def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[Trouble]:
+def _of_leader(node: NodeCore, partition: Partition, replica: Replica) -> Iterator[Trouble]:
     if not replica.is_writable:
         text = f"leader {node.node_id} waits for a majority to flush the entry of its election"
         yield Trouble("new leader", text)
@@ -539,7 +554,7 @@ def _of_leader(node: Node, partition: Partition, replica: Replica) -> Iterator[T
             yield Trouble("out of sync", f"out of sync: nodes {gone} do not answer")
 
 
-def _no_leader(node: Node, replica: Replica) -> Trouble:
+def _no_leader(node: NodeCore, replica: Replica) -> Trouble:
     voters = [voter.node_id for voter in replica.voters]
     gone = missing(node, voters)
     reached = len(voters) - len(gone)
@@ -552,7 +567,7 @@ def _no_leader(node: Node, replica: Replica) -> Trouble:
     return Trouble("election", text)
 
 
-def missing(node: Node, node_ids: list[NodeId]) -> list[int]:
+def missing(node: NodeCore, node_ids: list[NodeId]) -> list[int]:
     """Those of these nodes that this one does not reach, or to which the fault switch cuts it."""
     links = node.plane.links
     return [

@@ -746,6 +746,11 @@ class PeerLinks:
         else:
             self.taken.pop(node_id, None)
 
+    @property
+    def taken_reason(self) -> str:
+        """Why a peer refuses this process that knows another one of its node id; "" for none."""
+        return next(iter(self.taken.values()), "")
+
     def rivals(self) -> list[Hello]:
         """Processes that were refused lately, since another one of their node id lives."""
         since_s = trio.current_time() - RIVAL_S

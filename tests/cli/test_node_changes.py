@@ -10,7 +10,7 @@ import pytest
 from raftmq.cli import common
 from raftmq.cli.admin_port import AdminPort
 from raftmq.cli.common import CommandError, Pace
-from raftmq.cli.main import EXIT_UNKNOWN
+from raftmq.cli.console import EXIT_UNKNOWN
 from tests.cli.conftest import Call
 
 OK = {"code": "NONE", "message": "begun", "steps": ["__cluster_metadata: now: voters 1,2,3"]}

@@ -25,7 +25,7 @@ from kafka.structs import OffsetAndMetadata
 from raftmq.types import TopicPartition
 from raftmq_client import ClientError
 from raftmq_client.blocking import Consumer, Producer
-from raftmq_client.blocking.transaction import Transaction
+from raftmq_client.blocking.producer import Transaction
 from tests.clients.adapters import Loop
 from tests.clients.programs import transactions_program
 

@@ -12,14 +12,13 @@ from immutables import Map
 from raftmq.config import NodeConfig
 from raftmq.metadata.commands import CommittedOffset
 from raftmq.metadata.image import GroupImage, GroupsImage, PartitionImage, TopicImage
-from raftmq.node.metrics.families import OTHER, Scrape
+from raftmq.node.metrics.families import OTHER, Ages, Scrape
 from raftmq.node.metrics.partitions import (
     GROUPS,
     GROUPS_LEFT_OUT,
     LABEL_BYTES_MAX,
     LAG,
     LAG_SECONDS,
-    Ages,
     group_label,
 )
 from raftmq.node.status import diagnose, not_running, unheld

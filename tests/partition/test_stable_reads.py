@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jepsen_like.disk import SimDisk
-from raftmq.log.aborted import Aborted, AbortedTransactions
+from raftmq.log.aborted import Aborted
 from raftmq.log.log_start import LogStart
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.segment import Segment
-from raftmq.log.segments import Segments
+from raftmq.log.segments import AbortedTransactions, Segments
 from raftmq.partition.producer_state import ProducerCheckpoints, ProducerStateTable
 from raftmq.partition.producers import PartitionProducers
 from raftmq.records import Marker, NewRecord, build_batch, build_marker, parse_header
@@ -408,7 +408,7 @@ PLANTED: dict[str, tuple[str, object]] = {
     ),
     "an index that is not cut": ("raftmq.log.segments.Segments._cut_aborted", _keep_after_cut),
     "a gap that is forgotten": (
-        "raftmq.log.aborted.AbortedTransactions._take_one",
+        "raftmq.log.segments.AbortedTransactions._take_one",
         _reach_anything,
     ),
 }

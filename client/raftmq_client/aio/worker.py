@@ -20,8 +20,7 @@ import anyio
 
 from raftmq.types import TopicPartition
 from raftmq_client.aio.consumer import Consumer
-from raftmq_client.aio.producer import Producer
-from raftmq_client.aio.transaction import Transaction
+from raftmq_client.aio.producer import Producer, Transaction
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.errors import ClientError, EndUnknownError, MustAbortError, UsageError
 from raftmq_client.in_hand import (

@@ -1,29 +1,42 @@
-"""The blocking producer: `send` takes a record and gives a receipt; a thread does the rest.
+"""The blocking producer: `send` takes a record and gives a receipt; a thread does the rest. And its
+transactions: `with producer.transaction() as tx: ...`.
 
 Owns waiting: for room in the buffer, for receipts, for a flush. Decides nothing about batches,
-retries or order (`core/producer.py` does). Safe to share between threads, not across a fork.
+retries or order (`core/producer.py` does), nor what belongs to a transaction, how it ends and what
+an error of it means (`core/transactions.py`). Safe to share between threads, not across a fork.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, Unpack
 
 from attrs import evolve
 
+from raftmq.types import TopicPartition
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.blocking.engine import Engine, now_ms
-from raftmq_client.blocking.transaction import Transaction
 from raftmq_client.core.accumulator import Listener, Receipt
 from raftmq_client.core.build import build_producer
+from raftmq_client.core.group_requests import Identity
 from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
+from raftmq_client.core.progress import Places
 from raftmq_client.core.transaction_requests import TransactionHandle
-from raftmq_client.core.transactions import TransactionCore
-from raftmq_client.errors import BufferFullError, UsageError
+from raftmq_client.core.transaction_scope import Scope, explicit_positions
+from raftmq_client.core.transactions import OffsetCommit, TransactionCore, unknown_end
+from raftmq_client.errors import (
+    BufferFullError,
+    ClientError,
+    EndUnknownError,
+    MustAbortError,
+    TimedOutError,
+    TransactionError,
+    UsageError,
+)
 from raftmq_client.later import with_delay
 from raftmq_client.options import DEFAULT_BOOTSTRAP, ProducerSettings
 from raftmq_client.serializers import K, V, check_extras, serialize
@@ -297,3 +310,200 @@ class _Waiter:
     def wait(self, receipt: Receipt, timeout_s: float | None) -> bool:
         """Wait until the receipt is settled; False when the time is over."""
         return self._producer._wait(receipt, timeout_s)
+
+
+class Transaction(Generic[K, V]):
+    """Records and positions that count together, or not at all. Made by a `Producer`.
+
+    Leaving the block commits, an error in it aborts and is raised. With a `consumer` its positions
+    go along, and it goes back to what its group has when the transaction is not committed.
+    """
+
+    def __init__(
+        self, producer: Producer[K, V], consumer: Consumer[Any, Any] | None = None
+    ) -> None:
+        self._producer = producer
+        self._engine = producer._engine
+        self._scope = Scope(producer._transactions, consumer)
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._scope.is_open:
+            return  # it was ended by word, or its producer is over and has said so
+        if kind is None:
+            try:
+                self.commit()
+            except EndUnknownError:
+                raise
+            except ClientError:
+                if self._scope.is_open:
+                    self.abort()
+                raise
+        elif not issubclass(kind, Exception) or not self._engine.is_open:
+            self._abort_soon()
+        else:
+            try:
+                self.abort()
+            except ClientError as failure:
+                assert error is not None
+                error.add_note(f"and its transaction was not aborted in time: {failure}")
+
+    def _begin(self) -> None:
+        engine, core, scope = self._engine, self._scope.core, self._scope
+        engine.check_wait()
+        with engine.lock:
+            engine.check()
+            core.check_begin()
+            engine.wake()
+            if not engine.wait_for(
+                lambda: core.is_ready, now_ms() + self._producer._options.max_block_ms
+            ):
+                raise TimedOutError(f"no transaction could begin: {core.why_not()}", sent=False)
+            core.check_begin()
+            scope.begin(now_ms())
+
+    def send(
+        self,
+        topic: str,
+        value: V | None,
+        key: K | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+        *,
+        on_delivery: Listener | None = None,
+    ) -> Receipt:
+        """As `Producer.send`; the record counts once the transaction is committed.
+
+        Raises:
+            MustAbortError: the transaction cannot be committed any more.
+            ClientError: as `Producer.send`.
+        """
+        self._scope.check()
+        return self._producer.send(
+            topic, value, key, headers, partition, timestamp, on_delivery=on_delivery
+        )
+
+    def commit_offsets(
+        self,
+        source: Consumer[Any, Any] | str,
+        offsets: Mapping[TopicPartition, int] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """Have positions become the group's when the transaction is committed.
+
+        Those of all records that a consumer handed out, or given ones; of a consumer's group, which
+        fences members that were put out (KIP-447), or of a group by its name.
+
+        Raises:
+            MustAbortError: others read these partitions by now, or the group refused.
+            UsageError: no transaction is open, or the consumer commits by itself.
+        """
+        engine, core, scope = self._engine, self._scope.core, self._scope
+        engine.check_wait()
+        with engine.lock:
+            engine.check()
+            scope.check()
+            core.check_open()
+        try:
+            who, places = _positions(source, offsets)
+        except MustAbortError as error:
+            with engine.lock:
+                core.must_abort(error)
+                engine.wake()
+            raise
+        if not places:
+            return
+        with engine.lock:
+            commit = OffsetCommit(who, places, now_ms() + timeout * 1000)
+            core.commit_offsets(commit)
+            if not isinstance(source, str):
+                scope.add(source, places)
+            engine.wake()
+            engine.wait_for(lambda: commit.is_done, commit.deadline + 1_000)
+        if commit.error is not None:
+            raise commit.error.fresh()
+
+    def commit(self, timeout: float = 60.0) -> None:
+        """Wait for all records, and commit. After an `EndUnknownError`, call it again.
+
+        Raises:
+            MustAbortError: it cannot be committed: abort it, and do its work again.
+            EndUnknownError: nobody answered in time; calling again tells how it ended.
+            FencedError: a newer producer has the transactional id.
+        """
+        scope = self._scope
+        with self._engine.lock:
+            self._engine.check()
+            scope.check()
+            consumer = scope.consumer if scope.is_open else None
+        if consumer is not None:
+            self.commit_offsets(consumer)
+        try:
+            self._end(commit=True, timeout=timeout)
+        except TransactionError:
+            if scope.core.fatal is not None:
+                self._go_back()  # another producer may go on with them
+            raise
+        for source, places in scope.committed():
+            with source._engine.lock:
+                source._core.saved_by_transaction(places)
+
+    def abort(self, timeout: float = 60.0) -> None:
+        """Have nothing of it count; consumers go back to what their group has.
+
+        Raises:
+            UsageError: it is not open, or its commit may stand.
+            EndUnknownError: nobody answered in time; it will be aborted.
+            FencedError: a newer producer has the transactional id.
+        """
+        with self._engine.lock:
+            self._engine.check()
+            self._scope.check()
+        try:
+            self._end(commit=False, timeout=timeout)
+        finally:
+            self._go_back()
+
+    def _end(self, *, commit: bool, timeout: float) -> None:
+        engine, core, scope = self._engine, self._scope.core, self._scope
+        engine.check_wait()
+        with engine.lock:
+            ending = scope.ending = self._producer._core.end_transaction(commit=commit)
+            engine.wake()
+            if not engine.wait_for(lambda: ending.is_done, now_ms() + timeout * 1000):
+                raise unknown_end(commit, core.why_not())
+            ending.result()
+
+    def _abort_soon(self) -> None:
+        """Interrupted: the producer's thread asks for the abort, or its end does."""
+        with self._engine.lock:
+            if self._engine.is_open:
+                self._producer._core.end_transaction(commit=False)
+                self._engine.wake()
+        self._go_back()
+
+    def _go_back(self) -> None:
+        if self._scope.is_committing:
+            return
+        for consumer in self._scope.given_up():
+            if consumer._engine.is_open:
+                consumer.rewind()
+
+
+def _positions(
+    source: Consumer[Any, Any] | str, offsets: Mapping[TopicPartition, int] | None
+) -> tuple[Identity, Places]:
+    if isinstance(source, str):
+        return explicit_positions(source, offsets)
+    with source._engine.lock:
+        source._engine.check()
+        return source._core.for_transaction(offsets)

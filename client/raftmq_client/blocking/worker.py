@@ -16,8 +16,7 @@ from typing import Any, Final, Generic, Self, Unpack
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.consumer import Consumer
 from raftmq_client.blocking.engine import now_ms
-from raftmq_client.blocking.producer import Producer
-from raftmq_client.blocking.transaction import Transaction
+from raftmq_client.blocking.producer import Producer, Transaction
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.errors import ClientError, EndUnknownError, MustAbortError, UsageError
 from raftmq_client.in_hand import (

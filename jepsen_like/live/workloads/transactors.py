@@ -36,7 +36,7 @@ from jepsen_like.live.workloads.poll import new_consumer
 from jepsen_like.live.workloads.senders import FULL_S, Settled, tells_of
 from raftmq.types import TopicPartition
 from raftmq_client.blocking import Producer
-from raftmq_client.blocking.transaction import Transaction
+from raftmq_client.blocking.producer import Transaction
 from raftmq_client.errors import (
     BufferFullError,
     ClientError,

@@ -25,9 +25,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.utils import floatToGoString
 
-from raftmq.node.metrics.families import TURN_S, Collector, Family, Scrape, Work
+from raftmq.node.metrics.families import TURN_S, Ages, Collector, Family, Scrape, Work
 from raftmq.node.metrics.node import NODE_METRICS, PEERS, SCRAPE_TURN, SERVER
-from raftmq.node.metrics.partitions import GROUPS, PARTITIONS, Ages
+from raftmq.node.metrics.partitions import GROUPS, PARTITIONS
 from raftmq.node.metrics.transactions import TRANSACTIONS
 from raftmq.node.metrics.views import VIEWS
 

@@ -9,16 +9,19 @@ Invariants: counters end in `_total`; a row has as many label values as its metr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from attrs import define, field, frozen
 
 from raftmq.counts import Histogram
+from raftmq.log.reader import TimestampJob
+from raftmq.ports import DiskError
+from raftmq.types import Offset, RaftGroupId
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
-    from raftmq.node.metrics.partitions import Ages
+    from raftmq.partition.partition import Partition
 
 TURN_S: Final = 0.002
 """About how long reading for a scrape may keep the loop at a time."""
@@ -70,6 +73,44 @@ class Family:
         """One histogram, copied."""
         assert len(labels) == len(self.metric.labels), self.metric.name
         self.histograms.append((labels, histogram.cumulative(), histogram.seconds))
+
+
+class Ages:
+    """Timestamps at committed offsets that earlier scrapes looked up."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[RaftGroupId, int], int] = {}
+        self._jobs: dict[tuple[RaftGroupId, int], TimestampJob] = {}
+
+    def want(self, partition: Partition, offset: Offset) -> None:
+        """Have the timestamp there looked up, unless it is known."""
+        key = (partition.group, offset)
+        if key in self._known or key in self._jobs:
+            return
+        try:
+            self._jobs[key] = partition.replica.log.timestamp_job(offset)
+        except DiskError:
+            return  # a read for a client from there reports it
+
+    def run(self) -> None:
+        """Look up what is wanted. Runs in a worker thread."""
+        for job in self._jobs.values():
+            try:
+                job.run()
+            except DiskError:
+                continue  # as above
+
+    def take(self, wanted: Iterable[tuple[RaftGroupId, int]]) -> None:
+        """Keep what was found, of the positions that are still wanted."""
+        for key, job in self._jobs.items():
+            if job.timestamp is not None:
+                self._known[key] = job.timestamp
+        self._jobs.clear()
+        self._known = {key: self._known[key] for key in wanted if key in self._known}
+
+    def timestamp(self, key: tuple[RaftGroupId, int]) -> int | None:
+        """What is known of a position."""
+        return self._known.get(key)
 
 
 class Scrape:

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from attrs import define, frozen
 
 from raftmq.foreign import visible
-from raftmq.log.reader import TimestampJob
 from raftmq.metadata.image import PartitionImage
 from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 from raftmq.partition.filtered import FilteredPartition
-from raftmq.ports import DiskError
 from raftmq.types import Offset, RaftGroupId
 
 if TYPE_CHECKING:
@@ -224,44 +222,6 @@ def _add_to_sums(sums: dict[str, int], view: View) -> None:
 PARTITIONS: Final = Collector(
     (*(metric for metric, _ in _TABLE), *_SUMS.values(), PARTITIONS_LEFT_OUT), _collect_partitions
 )
-
-
-class Ages:
-    """Timestamps at committed offsets that earlier scrapes looked up."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[RaftGroupId, int], int] = {}
-        self._jobs: dict[tuple[RaftGroupId, int], TimestampJob] = {}
-
-    def want(self, partition: Partition, offset: Offset) -> None:
-        """Have the timestamp there looked up, unless it is known."""
-        key = (partition.group, offset)
-        if key in self._known or key in self._jobs:
-            return
-        try:
-            self._jobs[key] = partition.replica.log.timestamp_job(offset)
-        except DiskError:
-            return  # a read for a client from there reports it
-
-    def run(self) -> None:
-        """Look up what is wanted. Runs in a worker thread."""
-        for job in self._jobs.values():
-            try:
-                job.run()
-            except DiskError:
-                continue  # as above
-
-    def take(self, wanted: Iterable[tuple[RaftGroupId, int]]) -> None:
-        """Keep what was found, of the positions that are still wanted."""
-        for key, job in self._jobs.items():
-            if job.timestamp is not None:
-                self._known[key] = job.timestamp
-        self._jobs.clear()
-        self._known = {key: self._known[key] for key in wanted if key in self._known}
-
-    def timestamp(self, key: tuple[RaftGroupId, int]) -> int | None:
-        """What is known of a position."""
-        return self._known.get(key)
 
 
 GROUP_LABELS: Final = ("group", "topic", "partition")
