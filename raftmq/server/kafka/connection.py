@@ -535,7 +535,7 @@ class Connection:
         """Wait until there is more to read; False when that takes too long for a task."""
         self._turn_frames = self._turn_bytes = 0
         with trio.CancelScope() as self._lingering:
-            await trio.lowlevel.wait_readable(self._sock)
+            await self._until_readable()
         scope, self._lingering = self._lingering, None
         return not scope.cancelled_caught
 
@@ -546,13 +546,25 @@ class Connection:
         if self.authentication is not None and self.authentication.has_failed:
             # Some clients that see the end at once never look at the answer that says why.
             with trio.move_on_after(PART_S):
-                await trio.lowlevel.wait_readable(self._sock)
+                await self._until_readable()
         self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(PART_S):
             while True:
-                await trio.lowlevel.wait_readable(self._sock)
+                await self._until_readable()
                 if not self._sock.recv(SCRATCH_BYTES):
                     return
+
+    async def _until_readable(self) -> None:
+        """Wait for bytes or the end.
+
+        Raises:
+            trio.ClosedResourceError: it was hung up on, perhaps before this wait: a task that was
+                woken meanwhile is not cancelled any more, and trio must not be told of a descriptor
+                that is none.
+        """
+        if self.is_closed:
+            raise trio.ClosedResourceError("hung up on meanwhile")
+        await trio.lowlevel.wait_readable(self._sock)
 
     # ---- writing in a task ----
 

@@ -4,10 +4,13 @@ socket, begins nothing, keeps nothing, and harms nobody else on the port."""
 from __future__ import annotations
 
 import socket
+from unittest.mock import Mock
 
+import pytest
 import trio
 import trio.testing
 
+from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.connection import SCRATCH_BYTES, Connection
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.replies import Slot
@@ -62,6 +65,32 @@ async def test_a_client_that_leaves_before_its_writer_goes_on() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert found.connections[0].is_closed
         await is_served(found, found.socks[1], 3)
+
+
+async def test_one_that_parts_and_is_closed_with_its_last_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its task was woken by the answer, and goes on once the socket is closed. What trio was told
+    of such a descriptor it would keep: the next task that does so gets another error."""
+    async with callers(3) as found:
+        for number in (1, 2):
+            found.socks[number].send(request(number))
+            await trio.testing.wait_all_tasks_blocked()
+            found.connections[number].finish()
+            await trio.testing.wait_all_tasks_blocked()
+            found.connections[number].authentication = has_failed()
+            found.handler.answer(number)
+            found.connections[number].close()
+            await trio.testing.wait_all_tasks_blocked()
+        await is_served(found, found.socks[0], 3)
+    assert "a bug" not in "".join(capsys.readouterr())
+
+
+def has_failed() -> Authentication:
+    """The side of a node whose client did not prove who it is."""
+    failed = Mock(spec=Authentication)
+    failed.has_failed, failed.is_bare = True, False
+    return failed
 
 
 async def test_what_waited_is_not_begun_when_its_connection_ended() -> None:
