@@ -755,7 +755,8 @@ class Controller:
             configs = effective_topic_configs(
                 image, request.name, self._node_id, self.config.static
             )
-            shrink, rows = plan_shrink(image, request, self._topic_id(image), configs)
+            new_ids = self._topic_id(image), self._topic_id(image)
+            shrink, rows = plan_shrink(image, request, new_ids, configs)
             return shrink, lambda _result: rows
         assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)

@@ -16,10 +16,10 @@ from raftmq.controller.topic_validation import no_such_topic
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_views import delays_error
 from raftmq.metadata.broker_messages import Outcome, Outcomes, ShrinkTopicCall
-from raftmq.metadata.commands import PartitionState, SealPartitions, ShrinkTopic
+from raftmq.metadata.commands import NO_TOPIC_ID, PartitionState, SealPartitions, ShrinkTopic
 from raftmq.metadata.config_keys import CLOSING_QUIET
 from raftmq.metadata.features import write_error
-from raftmq.metadata.image import LEVEL_OF_VIEWS, MetadataImage, TopicImage
+from raftmq.metadata.image import LEVEL_OF_ALIASES, LEVEL_OF_VIEWS, MetadataImage, TopicImage
 from raftmq.metadata.subscriptions import reads_retired, topics_in_use
 from raftmq.types import VIEW_SUFFIX, TopicId, TopicPartition
 
@@ -37,17 +37,18 @@ def view_name(image: MetadataImage, topic: TopicImage, wanted: str) -> str:
 def plan_shrink(
     image: MetadataImage,
     call: ShrinkTopicCall,
-    new_id: TopicId,
+    new_ids: tuple[TopicId, TopicId],
     configs: Mapping[str, str],
 ) -> tuple[ShrinkTopic | SealPartitions | None, Outcomes]:
     """Judge a call: the command that does it, None when there is nothing to do, and the answer: one
     row with the verdict, then one for each step, and one for each group that is left behind.
 
-    `new_id` is for a view that is not there yet, `configs` are those in force for the topic.
+    `new_ids` are for a view that is not there yet and for the topic's next alias, `configs` are
+    those in force for the topic.
     """
     groups: list[str] = []
     try:
-        command, steps = _plan(image, call, new_id, configs, groups)
+        command, steps = _plan(image, call, new_ids, configs, groups)
     except KafkaError as error:
         verdict = Outcome(name="verdict", code=error.code, message=error.message)
         return None, (verdict, *(Outcome(name="group", message=name) for name in groups))
@@ -64,7 +65,7 @@ def plan_shrink(
 def _plan(
     image: MetadataImage,
     call: ShrinkTopicCall,
-    new_id: TopicId,
+    new_ids: tuple[TopicId, TopicId],
     configs: Mapping[str, str],
     groups: list[str],
 ) -> tuple[ShrinkTopic | SealPartitions | None, list[str]]:
@@ -95,12 +96,14 @@ def _plan(
             code=ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
         )
     known = image.view_of(topic.topic_id)
+    view_id, alias = new_ids
     command = ShrinkTopic(
         topic_id=topic.topic_id,
         partitions=call.partitions,
         listed=listed,
         view=view,
-        view_id=new_id if known is None else known.topic_id,
+        view_id=view_id if known is None else known.topic_id,
+        alias=alias if image.level >= LEVEL_OF_ALIASES else NO_TOPIC_ID,
         is_sealed_now=call.now,
     )
     return command, _steps(topic, call, view, configs)

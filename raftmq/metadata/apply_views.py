@@ -10,9 +10,10 @@ offset of its command as `state_version`, and a report about another order chang
 end offset that was told before a partition was listed again is never taken for final later. End
 offsets and leader epochs of a number never fall within a topic, whatever was grown or is gone in
 between. A topic has a view for as long as any of its partitions is retired; no topic has the name
-or the id of a view. Below LEVEL_OF_VIEWS nothing is retired. No topic shrinks that delays records,
-nor one that such a topic delivers in: what is pending could leave no more, and what was sent to a
-retired partition might be sent to another one again.
+or the id of a view. Below LEVEL_OF_VIEWS nothing is retired, and from LEVEL_OF_ALIASES on the
+newest aliases of a topic are kept. No topic shrinks that delays records, nor one that such a topic
+delivers in: what is pending could leave no more, and what was sent to a retired partition might be
+sent to another one again.
 
 A view with a condition is over one topic, by its id: it goes with that topic, and a topic that is
 made again under the same name has none. Below LEVEL_OF_CONDITIONS there are none.
@@ -43,7 +44,9 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.metadata.image import (
+    ALIASES_MAX,
     EPOCH_ROOM,
+    LEVEL_OF_ALIASES,
     LEVEL_OF_CONDITIONS,
     LEVEL_OF_DELAYS,
     LEVEL_OF_VIEWS,
@@ -87,6 +90,10 @@ def shrink_topic(image: MetadataImage, envelope: Envelope, offset: Offset) -> Ap
     names, aliases = image.topic_names, topic.aliases
     if command.alias != NO_TOPIC_ID:
         names, aliases = names.set(command.alias, topic.name), (*aliases, command.alias)
+    if image.level >= LEVEL_OF_ALIASES:
+        for oldest in aliases[:-ALIASES_MAX]:
+            names = names.delete(oldest)
+        aliases = aliases[-ALIASES_MAX:]
     changed = evolve(
         topic,
         partitions=topic.partitions[: command.partitions],

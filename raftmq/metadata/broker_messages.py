@@ -22,7 +22,7 @@ from raftmq.types import Buffer, NodeId, RaftIndex, TopicId
 
 NOBODY: Final = NodeId(-1)
 DELIVERY_BYTES_MAX: Final = 64 << 20
-FORMAT_MAX: Final = 12
+FORMAT_MAX: Final = 13
 """The newest format between nodes; `runtime/peer_hello.py` says what each brought."""
 
 _NodeNumber: TypeAlias = Annotated[NodeId, msgspec.Meta(ge=0, le=NODE_ID_MAX)]

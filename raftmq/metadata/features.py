@@ -10,7 +10,7 @@ keeps the levels, `controller.py` decides requests.
 know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice; 3:
 transactions; 4: moves of replicas that are planned and cancelled, and states of nodes; 5: rules of
 who may do what, and users; 6: topics that shrink, and views over what they retire;
-7: delay topics; 8: views with conditions.
+7: delay topics; 8: views with conditions; 9: topics that shrink get aliases.
 `transaction.version` tells clients which protocol to speak (2: KIP-890's); what a
 broker does goes by the version of each request, never by this level.
 
@@ -42,9 +42,9 @@ Range = tuple[int, int]
 Ranges = Mapping[str, Range]
 
 TRANSACTION_VERSION: Final = "transaction.version"
-SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 8), TRANSACTION_VERSION: (0, 2)}
+SUPPORTED: Final[dict[str, Range]] = {RAFTMQ_LEVEL: (1, 9), TRANSACTION_VERSION: (0, 2)}
 """What this version supports: the lowest and the highest level of each feature."""
-FORMATS: Final = {1: 5, 2: 6, 3: 7, 4: 8, 5: 9, 6: 10, 7: 11, 8: 12}
+FORMATS: Final = {1: 5, 2: 6, 3: 7, 4: 8, 5: 9, 6: 10, 7: 11, 8: 12, 9: 13}
 """The oldest format that nodes speak to each other at each level of `raftmq.level`."""
 LEVEL_OF_WITNESSED_JOURNALS: Final = 2
 """From it on journals of hard states may have format 2, which earlier versions refuse."""

@@ -59,6 +59,10 @@ LEVEL_OF_DELAYS: Final = 7
 """From it on there are delay topics, and producers of brokers that partitions never forget."""
 LEVEL_OF_CONDITIONS: Final = 8
 """From it on there are views with conditions."""
+LEVEL_OF_ALIASES: Final = 9
+"""From it on a topic that shrinks gets an alias, by which all nodes find it."""
+ALIASES_MAX: Final = 8
+"""Of one topic. Who knows an older one is told UNKNOWN_TOPIC_ID, and asks for the newest."""
 VIEWS_OF_TOPIC_MAX: Final = 16
 """Views with conditions over one topic: each judges every batch of it."""
 EPOCH_ROOM: Final = 1_000
@@ -172,7 +176,7 @@ class TopicImage:
         retired: those that are not listed any more, in the order of their numbers: what is left of
             them is read, moved and counted as that of others.
         numbers: how far numbers have come whose partition was ever sealed.
-        aliases: ids by which clients may name the topic as well.
+        aliases: ids by which clients may name the topic as well, the newest last.
     """
 
     name: str

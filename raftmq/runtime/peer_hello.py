@@ -32,7 +32,8 @@ heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature le
 commands and snapshots may hold transactions; 8: metadata may hold moves and states of
 nodes, for which the controller has calls; 9: metadata may hold rules of who may do what and users,
 likewise; 10: topics may shrink: metadata holds views, logs hold seals; 11: leaders of
-delay partitions deliver; 12: metadata may hold views with conditions."""
+delay partitions deliver; 12: metadata may hold views with conditions; 13:
+topics that shrink get aliases, which all nodes find."""
 HELLO_BYTES_MAX: Final = 4096
 STREAMS: Final = tuple(Stream)
 

@@ -42,7 +42,7 @@ pytestmark = [
 
 RATE = 200
 RETIRED = (4, 5)
-HASHES_ANEW = {"java", "kafka-python", "aiokafka", "sarama"}
+HASHES_ANEW = {"confluent-kafka", "java", "kafka-python", "aiokafka", "sarama"}
 """Who places records among the listed partitions once it has asked; others never do."""
 GOES_ON = {"aiokafka", "franz"}
 """Who goes on with its sequences in a number that was gone. A leader that does not know them

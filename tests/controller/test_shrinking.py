@@ -11,6 +11,7 @@ from raftmq.controller.shrinking import plan_shrink
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import Outcome, ShrinkTopicCall
 from raftmq.metadata.commands import (
+    NO_TOPIC_ID,
     AnyCommand,
     ClaimGroup,
     CommitOffsets,
@@ -21,7 +22,7 @@ from raftmq.metadata.commands import (
     SealPartitions,
     ShrinkTopic,
 )
-from raftmq.metadata.image import LEVEL_OF_MOVES
+from raftmq.metadata.image import LEVEL_OF_ALIASES, LEVEL_OF_MOVES
 from raftmq.types import READS_RETIRED, VIEW_SUFFIX
 from tests.metadata.metadata_commands import Machine, creation, node, raised, topic_id
 
@@ -31,6 +32,7 @@ CONFIGS = {
     "raftmq.closing.quiet.ms": "5000",
 }
 VIEW = f"a{VIEW_SUFFIX}"
+NEW_IDS = topic_id(9), topic_id(10)
 
 
 def call(partitions: int = 1, **how: object) -> ShrinkTopicCall:
@@ -49,7 +51,7 @@ class Planned(Machine):
     def plan(self, wanted: ShrinkTopicCall, **configs: str) -> tuple[AnyCommand | None, list[str]]:
         """The command, and all rows in words."""
         known = CONFIGS | {key.replace("_", "."): value for key, value in configs.items()}
-        command, rows = plan_shrink(self.image, wanted, topic_id(9), known)
+        command, rows = plan_shrink(self.image, wanted, NEW_IDS, known)
         return command, [told(row) for row in rows]
 
     def delay(self, **targets: str) -> None:
@@ -127,7 +129,12 @@ def test_what_is_planned_is_said_and_done(machine: Planned) -> None:
     command, rows = machine.plan(call())
     assert rows[0] == "verdict: begun"
     assert command == ShrinkTopic(
-        topic_id=topic_id(1), partitions=1, listed=3, view=VIEW, view_id=topic_id(9)
+        topic_id=topic_id(1),
+        partitions=1,
+        listed=3,
+        view=VIEW,
+        view_id=topic_id(9),
+        alias=topic_id(10),
     )
     machine.apply(command)
     assert machine.plan(call()) == (None, ["verdict: done already"])
@@ -136,6 +143,13 @@ def test_what_is_planned_is_said_and_done(machine: Planned) -> None:
     assert rows[1] == "step: partitions 1 to 2 are sealed now"
     machine.apply(command)
     assert machine.plan(call(now=True)) == (None, ["verdict: done already"])
+
+
+def test_there_is_no_alias_while_a_node_may_not_find_it(machine: Planned) -> None:
+    machine.image = raised(machine.image, LEVEL_OF_ALIASES - 1)
+    command, _ = machine.plan(call())
+    assert isinstance(command, ShrinkTopic)
+    assert command.alias == NO_TOPIC_ID
 
 
 def test_now_seals_with_the_same_command(machine: Planned) -> None:
@@ -191,7 +205,7 @@ def test_what_delays_or_is_delivered_in_does_not_shrink(
     machine.apply(CreateTopics(topics=(creation("b", 2, (1,)),)))
     assert machine.plan(wanted)[1][0].startswith("verdict: ")
     machine.delay(**configs)
-    command, (row,) = plan_shrink(machine.image, wanted, topic_id(9), CONFIGS)
+    command, (row,) = plan_shrink(machine.image, wanted, NEW_IDS, CONFIGS)
     assert (command, row.code) == (None, ErrorCode.INVALID_REQUEST)
     assert why in row.message
 

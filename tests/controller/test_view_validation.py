@@ -245,7 +245,8 @@ def test_what_is_done_to_topics_is_not_done_to_views(name: str) -> None:
     with pytest.raises(KafkaError, match=told) as caught:
         altered(known, TOPIC_RESOURCE, name, ("retention.ms", 0, "5"))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
-    command, [verdict, *_] = plan_shrink(known, ShrinkTopicCall(name=name, partitions=1), FRESH, {})
+    wanted = ShrinkTopicCall(name=name, partitions=1)
+    command, [verdict, *_] = plan_shrink(known, wanted, (FRESH, FRESH), {})
     assert command is None
     assert told in (verdict.message or "")
 

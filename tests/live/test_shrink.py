@@ -20,7 +20,9 @@ EACH = 50
 
 
 class Writer:
-    """A stock producer that writes by number, and knows what became of each record."""
+    """A stock producer that writes by number, and knows what became of each record. It asks for
+    metadata where it has to, so it knows of a shrink or a growth once a record was refused, or it
+    is told."""
 
     def __init__(self, bootstrap: str, timeout_ms: int = 10_000, acks: str = "all") -> None:
         self.offsets: dict[tuple[int, bytes], int] = {}
@@ -44,8 +46,15 @@ class Writer:
         for number in range(count):
             for partition in partitions:
                 value = f"{tag}/{partition}/{number}".encode()
-                self._producer.produce("t", value, partition=partition, on_delivery=told)
+                try:
+                    self._producer.produce("t", value, partition=partition, on_delivery=told)
+                except confluent_kafka.KafkaException as error:  # it knows that there is none
+                    self.errors.append((partition, error.args[0].name()))
         assert self._producer.flush(90) == 0
+
+    def learn(self, count: int) -> None:
+        """Have it ask until it is told of so many partitions."""
+        wait_until(lambda: len(self._producer.list_topics("t", 30).topics["t"].partitions) == count)
 
 
 class Group:
@@ -158,6 +167,7 @@ def test_a_topic_shrinks_and_grows_again(tmp_path: Path) -> None:
         assert json.loads(told.stdout)["Retired"]["view"] == "t.retired"
 
         grow(cluster)
+        writer.learn(6)
         writer.write((4, 5), 1, "again")
         assert writer.offsets[5, b"again/5/0"] == 2 * EACH
         check_goes_and_comes_back(cluster, Writer(bootstrap))
@@ -256,5 +266,6 @@ def test_a_leader_that_hears_nothing_of_the_shrink(tmp_path: Path, acks: str) ->
         taken = {(number, offset): value for (number, value), offset in writer.offsets.items()}
         assert group.read == taken
         grow(cluster)
+        writer.learn(6)
         writer.write((4, 5), 1, "again")
         assert writer.offsets[number, b"again/%d/0" % number] == 2 * EACH

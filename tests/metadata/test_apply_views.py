@@ -35,7 +35,9 @@ from raftmq.metadata.commands import (
 )
 from raftmq.metadata.features import write_error
 from raftmq.metadata.image import (
+    ALIASES_MAX,
     EPOCH_ROOM,
+    LEVEL_OF_ALIASES,
     LEVEL_OF_DELAYS,
     LEVEL_OF_VIEWS,
     NumberImage,
@@ -168,6 +170,22 @@ def test_a_topic_may_have_more_ids_than_one(machine: Shrinking) -> None:
     machine.shrink(3, alias=topic_id(22), topic_id=ALIAS)
     assert machine.topic.aliases == (ALIAS, topic_id(22))
     assert machine.states() == ["active"] * 3 + ["closing"] * 3
+
+
+@pytest.mark.parametrize("level", [LEVEL_OF_VIEWS, LEVEL_OF_ALIASES])
+def test_so_many_of_the_newest_aliases_are_kept(level: int) -> None:
+    machine = Shrinking(level)
+    fresh = [topic_id(30 + number) for number in range(ALIASES_MAX + 2)]
+    for alias in fresh:
+        machine.shrink(5, alias=alias)
+        machine.grow(1)
+    kept = fresh if level < LEVEL_OF_ALIASES else fresh[2:]
+    assert machine.topic.aliases == tuple(kept)
+    assert set(machine.image.topic_names) == {TOPIC, *kept}
+    assert (machine.image.topic_by_id(fresh[0]) is None) is (level >= LEVEL_OF_ALIASES)
+    machine.shrink(4)
+    assert machine.topic.aliases == tuple(kept), "a shrink without one leaves them as they are"
+    assert decode_image(encode_image(machine.image)) == machine.image
 
 
 @pytest.mark.parametrize(

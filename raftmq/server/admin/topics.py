@@ -66,6 +66,7 @@ class TopicsPage:
         return {
             "topic": topic.name,
             "topic_id": str(topic.topic_id),
+            "aliases": [str(alias) for alias in topic.aliases],
             "view": None if view is None else view.name,
             "partitions": [self._row(topic, partition) for partition in topic.held],
             "gone": [

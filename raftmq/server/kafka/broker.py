@@ -313,6 +313,8 @@ class Broker:
             found = self.partitions.by_name(name, index)
         elif topic_id is not None:
             found = self.partitions.by_id(TopicId(topic_id), index)
+            if found is None and (aliased := self.image.topic_by_id(TopicId(topic_id))) is not None:
+                found = self.partitions.by_id(aliased.topic_id, index)
         else:
             return ErrorCode.UNKNOWN_TOPIC_ID
         if found is not None:

@@ -7,7 +7,7 @@ connection afterwards (another principal) concerns later requests.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import frozen
 
@@ -15,6 +15,20 @@ from raftmq.server.audit import Who
 from raftmq.server.kafka.authentication import Authentication
 from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.leader_waits import Hold
+
+ON_RDKAFKA: Final = frozenset(
+    {
+        "confluent-kafka-dotnet",
+        "confluent-kafka-go",
+        "confluent-kafka-javascript",
+        "confluent-kafka-python",
+        "karafka",
+        "kafka-ruby",
+        "zig-kafka",
+        "ClickHouse",
+    }
+)
+"""Programs on librdkafka that name themselves, and not always librdkafka."""
 
 
 class ClientConnection(Protocol):
@@ -43,6 +57,14 @@ class RequestContext:
     caller: Caller
     received_ms: float
     """Monotonic time at which it was begun; its timeouts count from there."""
+
+    @property
+    def takes_aliases(self) -> bool:
+        """True of clients on librdkafka, which list fewer partitions of a topic only under another
+        topic id. Others may take one for another topic; so does nobody who says nothing, or whom
+        nobody knows."""
+        software = self.connection.software
+        return "rdkafka" in software or software.partition(" ")[0] in ON_RDKAFKA
 
     @property
     def host(self) -> str:

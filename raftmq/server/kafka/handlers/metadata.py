@@ -225,6 +225,7 @@ def _encoded(
         flags,
         tuple(sorted(codes.items())),
         scope,
+        context.takes_aliases,
     )
     cache = broker.metadata_answers
     state = broker.metadata_state
@@ -260,13 +261,12 @@ def _encode(
 
     found: list[tuple[dict[str, Any], TopicImage | View | None]] = []
     if wanted is None:
-        found += [
-            (_topic(topic, operations(topic.name)), topic) for topic in broker.image.topics_by_id()
-        ]
+        shown = broker.image.topics_by_id()
+        found += [(_topic(context, one, operations(one.name)), one) for one in shown]
         found += [(_view(view, operations), view) for view in broker.views.listed()]
     else:
         found += yield from in_turns(
-            wanted, lambda one: _wanted_topic(broker, version, one, operations, codes)
+            wanted, lambda one: _wanted_topic(broker, context, one, operations, codes)
         )
     count = 0
     for row, topic in found:
@@ -325,13 +325,13 @@ def _broker_row(endpoint: Any) -> dict[str, Any]:
 
 def _wanted_topic(
     broker: Broker,
-    version: int,
+    context: RequestContext,
     one: Struct,
     operations: Callable[[str], int],
     codes: dict[str, ErrorCode],
 ) -> tuple[dict[str, Any], TopicImage | View | None]:
     """A topic's row, and the topic, or the view, whose partitions it still lacks."""
-    name, topic_id = one.name, one.topic_id
+    version, name, topic_id = context.api_version, one.name, one.topic_id
     if name is None or topic_id is not None:
         if version < _TOPIC_IDS_FROM or topic_id is None:
             return _no_topic(ErrorCode.INVALID_REQUEST, name or "", topic_id), None
@@ -341,10 +341,12 @@ def _wanted_topic(
                 return _view(view, operations), view
             no_name = None if version >= _NO_NAMES_FROM else ""
             return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
-        return _topic(topic, operations(topic.name)), topic
+        row = _topic(context, topic, operations(topic.name))
+        row["topic_id"] = topic_id  # by whichever of its ids it was asked for
+        return row, topic
     topic = broker.image.topics.get(name)
     if topic is not None:
-        return _topic(topic, operations(name)), topic
+        return _topic(context, topic, operations(name)), topic
     if name == METADATA_TOPIC:
         return _metadata_topic(broker, operations(name)), None
     if (view := broker.views.find(name, None)) is not None:
@@ -366,12 +368,13 @@ def _no_topic(code: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[
     }
 
 
-def _topic(topic: TopicImage, operations: int) -> dict[str, Any]:
+def _topic(context: RequestContext, topic: TopicImage, operations: int) -> dict[str, Any]:
     """A topic's row without its partitions."""
+    has_alias = topic.aliases and context.takes_aliases
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
-        "topic_id": topic.topic_id,
+        "topic_id": topic.aliases[-1] if has_alias else topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
         "partitions": [],
         "topic_authorized_operations": operations,
@@ -516,7 +519,7 @@ def describe_topic_partitions(
             topics.append(_no_topic(code, name, None))
             continue
         else:
-            row, count_all = _topic(topic, TOPIC_OPERATIONS), len(topic.partitions)
+            row, count_all = _topic(context, topic, TOPIC_OPERATIONS), len(topic.partitions)
             page = [
                 _partition(broker, topic, partition, out_of_reach)
                 for partition in topic.partitions[max(start, 0) : max(start, 0) + limit]
