@@ -60,6 +60,7 @@ class SimConnection:
         self.is_open = True
         self.number = number
         self.peer = f"client{number}:1"
+        self.software = "librdkafka 2.16.0" if number % 2 else ""
         self.caller = Caller(host=f"client{number}")
         self.authentication = None
         self._unheard = bytearray()

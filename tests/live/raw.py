@@ -24,13 +24,18 @@ def ask(node: Node, api: ApiKey, version: int, request: Struct) -> Struct:
 
 def ask_at_once(node: Node, api: ApiKey, version: int, requests: list[Struct]) -> list[Struct]:
     """Requests on one connection, all sent before the first answer is read."""
-    head = encode_request_header(api, version, 7, "raw")
+    return ask_each(node, [(api, version, request) for request in requests])
+
+
+def ask_each(node: Node, requests: list[tuple[ApiKey, int, Struct]]) -> list[Struct]:
+    """As `ask_at_once`, of several APIs."""
     answers = []
     with socket.create_connection((node.host, node.client_port), timeout=20) as sock:
-        for request in requests:
+        for api, version, request in requests:
+            head = encode_request_header(api, version, 7, "raw")
             body = encode_request(api, version, request)
             sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
-        for _ in requests:
+        for api, version, _ in requests:
             (size,) = struct.unpack(">i", _receive(sock, 4))
             frame = memoryview(_receive(sock, size))
             _, position = decode_response_header(api, version, frame)
