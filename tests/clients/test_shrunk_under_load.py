@@ -44,7 +44,7 @@ RATE = 200
 RETIRED = (4, 5)
 HASHES_ANEW = {"confluent-kafka", "java", "kafka-python", "aiokafka", "sarama"}
 """Who places records among the listed partitions once it has asked; others never do."""
-GOES_ON = {"aiokafka", "franz"}
+GOES_ON = {"aiokafka", "confluent-kafka", "franz"}
 """Who goes on with its sequences in a number that was gone. A leader that does not know them
 refuses them for a minute, since a batch before may be under way; that is not waited for here."""
 BREAKER = "circuit breaker is open"
