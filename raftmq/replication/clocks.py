@@ -91,8 +91,15 @@ class TimeBounds:
         self._reached: deque[float] = deque(maxlen=REMEMBERED)
         self._near = 0.0
 
-    def hear(self, clocks_ms: Collection[int], voters: int, monotonic_ms: float) -> None:
-        """Move the bounds by clocks of different nodes; too few of them change nothing."""
+    def hear(
+        self, clocks_ms: Collection[int], voters: int, monotonic_ms: float, took_ms: float = 0.0
+    ) -> None:
+        """Move the bounds by clocks of different nodes; too few of them change nothing.
+
+        Args:
+            monotonic_ms: when all of them had been read.
+            took_ms: so long before the first of them was.
+        """
         ahead = sorted(clock_ms - monotonic_ms for clock_ms in clocks_ms)
         few = max(min(voters, 3), len(ahead)) // 2
         if len(ahead) > few:
@@ -101,7 +108,7 @@ class TimeBounds:
         wrong_max = max(voters - 1, len(ahead) - 1) // 2
         if len(ahead) <= wrong_max:
             return
-        self._latest = ahead[wrong_max]
+        self._latest = ahead[wrong_max] + took_ms
         if self._ceiling is None:
             self._ceiling = self._latest
         self._earliest = min(ahead[-1 - wrong_max], self._ceiling)
@@ -205,7 +212,11 @@ class AgreedTime:
         self._asked_ms = now_ms
         voters = self._voters()
         if now_ms >= self._next_ms and voters:
-            self._bounds.hear(self._clocks().values(), voters, now_ms)
+            clocks = self._clocks()
+            # A thread may be held up between two readings: what was read before the monotonic
+            # clock is not ahead of time for it, and nothing is delivered early.
+            read_ms = self._clock.monotonic_ms()
+            self._bounds.hear(clocks.values(), voters, read_ms, read_ms - now_ms)
             is_known = self._bounds.latest_ms(now_ms) is not None
             self._next_ms = now_ms + (HEAR_EVERY_MS if is_known else HEAR_SOON_MS)
         return now_ms

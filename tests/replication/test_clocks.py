@@ -187,6 +187,36 @@ def test_what_was_reached_is_the_newest_of_what_was_heard_lately() -> None:
     assert agreed.reached_ms() == NOW + DAY, "most clocks were set right"
 
 
+class HeldUpClock(FakeClock):
+    """Whoever reads a clock is held up for a while right after it."""
+
+    wall = NOW
+    held_ms = 40
+
+    def _hold_up(self) -> None:
+        self.monotonic += self.held_ms
+        self.wall += self.held_ms
+
+    def monotonic_ms(self) -> float:
+        now_ms = self.monotonic
+        self._hold_up()
+        return now_ms
+
+    def wall_ms(self) -> int:
+        now_ms = self.wall
+        self._hold_up()
+        return now_ms
+
+
+def test_time_does_not_run_ahead_where_the_reader_is_held_up() -> None:
+    clock = HeldUpClock()
+    agreed = AgreedTime(NodeId(1), clock, lambda: (), lambda: 1)
+    agreed.tick()
+    clock.held_ms = 0
+    assert agreed.reached_ms() == clock.wall - 40, "nothing is delivered early"
+    assert agreed.latest_ms() == clock.wall + 40, "and nothing begins to age before its time"
+
+
 def test_a_delayed_record_is_stamped_by_the_leaders_clock_where_that_is_right() -> None:
     clock, heard = FakeClock(), [NOW, NOW]
     agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
