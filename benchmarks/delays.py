@@ -3,12 +3,18 @@
 A stock producer sends records with random due times into a delay topic of a local cluster, all of
 them before the first is due; a stock consumer reads the target. Prints how late records were when
 they were delivered (their timestamp) and when they were read, the nodes' memory and CPU, and how
-busy the machine was; fails when a record was early, twice or missing.
+busy the machine was; fails when a record was early, twice, missing, or before one of its partition
+that was due sooner, or at the same time and sent first.
+
+`--kill-every 20` kills (-9) a leader of the delay topic or of its target every so many seconds
+while records are due; `--kill-all` all nodes in the middle, once; `--skew` lets one node's clock
+run a day fast from a third of the time on (needs libfaketime). Killed nodes are started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -17,6 +23,7 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +33,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks import stats
 from benchmarks.dev_run import DevRun
+from jepsen_like.live import clocks
 from raftmq.cli.console import out
 
 TARGET: Final = "due"
@@ -42,8 +50,11 @@ class Seen:
     delivered_late: array[int] = field(factory=lambda: array("q"))
     read_late: array[int] = field(factory=lambda: array("q"))
     early: int = 0
+    early_ms_max: float = 0.0
     doubles: int = 0
+    disorders: int = 0
     numbers: bytearray = field(factory=bytearray)
+    last: dict[int, tuple[int, int]] = field(factory=dict)
 
     def take(self, message: confluent_kafka.Message, now_ms: float) -> None:
         """Judge one record."""
@@ -51,7 +62,12 @@ class Seen:
         self.doubles += self.numbers[number]
         self.numbers[number] = 1
         delivered_ms = message.timestamp()[1]
-        self.early += min(delivered_ms, now_ms) < due_ms
+        ahead_ms = due_ms - min(delivered_ms, now_ms)
+        self.early += ahead_ms > 0
+        self.early_ms_max = max(self.early_ms_max, ahead_ms)
+        partition = message.partition() or 0
+        self.disorders += (due_ms, number) <= self.last.get(partition, (0, -1))
+        self.last[partition] = due_ms, number
         self.delivered_late.append(delivered_ms - due_ms)
         self.read_late.append(int(now_ms - due_ms))
 
@@ -81,6 +97,7 @@ def produce(run: DevRun, options: argparse.Namespace) -> tuple[float, list[int]]
             "enable.idempotence": True,
             "linger.ms": 20,
             "queue.buffering.max.messages": 50_000,
+            "log_level": 0,
         }
     )
     padding = bytes(max(0, options.size - VALUE.size))
@@ -115,6 +132,7 @@ def consume(run: DevRun, options: argparse.Namespace, seen: Seen, stop: threadin
             "group.id": "delays",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 100,
+            "log_level": 0,
         }
     )
     parts = range(options.partitions)
@@ -124,6 +142,65 @@ def consume(run: DevRun, options: argparse.Namespace, seen: Seen, stop: threadin
         if message is not None and message.error() is None:
             seen.take(message, time.time() * 1e3)
     consumer.close()
+
+
+@define
+class Trouble:
+    """What befalls the nodes while records are due."""
+
+    run: DevRun
+    options: argparse.Namespace
+    first_s: float
+    stop: threading.Event
+    kills: int = 0
+    environments: dict[int, dict[str, str]] = field(factory=dict)
+
+    def go_on(self) -> None:
+        """Until told to stop."""
+        for at_s, what in sorted(self._planned()):
+            if self.stop.wait(max(0.0, self.first_s + at_s - time.time())):
+                return
+            what()
+
+    def _planned(self) -> Iterator[tuple[float, Any]]:
+        options = self.options
+        if options.kill_every:
+            for number in range(1, int(options.within / options.kill_every)):
+                yield number * options.kill_every, lambda number=number: self._kill_leader(number)
+        if options.kill_all:
+            yield options.within / 2 + 0.5, self._kill_all
+        if options.skew:
+            yield options.within / 3 + 0.25, self._skew
+
+    def _kill_leader(self, number: int) -> None:
+        admin = AdminClient({"bootstrap.servers": self.run.bootstrap, "log_level": 0})
+        topic = (LATER, TARGET)[number % 2]
+        parts = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        victim = parts[number // 2 % len(parts)].leader
+        if victim >= 0:
+            self._kill([victim])
+
+    def _kill_all(self) -> None:
+        self._kill([row["id"] for row in self.run.rows])
+
+    def _skew(self) -> None:
+        """Its clock goes right until it serves again."""
+        node_id = self.run.rows[-1]["id"]
+        told = self.run.folder / f"clock-{node_id}"
+        clocks.set_off(told, 0.0)
+        self.environments[node_id] = clocks.environment(told)
+        self._kill([node_id])
+        clocks.set_off(told, clocks.DAY_S)
+
+    def _kill(self, victims: list[int]) -> None:
+        for node_id in victims:
+            self.run.kill(node_id)
+            self.kills += 1
+        for node_id in victims:
+            self.run.start(node_id, self.environments.get(node_id))
+        for node_id in victims:
+            with contextlib.suppress(TimeoutError):  # what is missing is told in the end
+                self.run.wait_ready(node_id, 60)
 
 
 def measure(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
@@ -136,16 +213,20 @@ def measure(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
         raise RuntimeError(f"sent {-left_s:.0f} s too late: raise --lead above {took_s:.0f}")
     reader = threading.Thread(target=consume, args=(run, options, seen, stop))
     reader.start()
+    trouble = Trouble(run, options, min(due) / 1e3, stop)
+    troubling = threading.Thread(target=trouble.go_on)
+    troubling.start()
     cpu_s, began, loads, rss = run.cpu_s(), time.monotonic(), [], [0]
     until = max(due) / 1e3 + options.grace
     try:
         while time.time() < until and len(seen.read_late) < options.records:
             time.sleep(1.0)
             loads.append(os.getloadavg()[0])
-            rss.append(max(run.rss_bytes().values()))
+            rss.append(max(run.rss_bytes().values(), default=0))
     finally:
         stop.set()
         reader.join()
+        troubling.join()
     took = time.monotonic() - began
 
     def shares(late: array[int]) -> dict[str, float]:
@@ -159,7 +240,10 @@ def measure(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
         "produce_s": round(took_s, 1),
         "delivered_late_ms": shares(seen.delivered_late),
         "read_late_ms": shares(seen.read_late),
+        "kills": trouble.kills,
         "early": seen.early,
+        "early_ms_max": round(seen.early_ms_max, 1),
+        "disorders": seen.disorders,
         "doubles": seen.doubles,
         "missing": options.records - sum(seen.numbers),
         "rss_mib_max": max(rss) >> 20,
@@ -179,15 +263,20 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=6)
     parser.add_argument("--size", type=int, default=100, help="bytes of a value")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kill-every", type=float, default=0, help="seconds between kills")
+    parser.add_argument("--kill-all", action="store_true")
+    parser.add_argument("--skew", action="store_true", help="one clock is a day fast")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.skew and clocks.lack():
+        parser.error(f"--skew {clocks.lack()}")
     with DevRun(nodes=options.nodes) as run:
         result = measure(run, options)
     for line in json.dumps(result, indent=1).splitlines():
         out(line)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1))
-    is_good = not (result["early"] or result["doubles"] or result["missing"])
+    is_good = not any(result[key] for key in ("early", "doubles", "missing", "disorders"))
     out("kept" if is_good else "BROKEN")
     return 0 if is_good else 1
 

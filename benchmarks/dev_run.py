@@ -195,11 +195,19 @@ class DevRun:
                 break
         return time.monotonic() - started
 
-    def start(self, node_id: int) -> None:
-        """Run a node again; use `wait_ready`."""
+    def kill(self, node_id: int) -> None:
+        """End a node at once, as SIGKILL does."""
+        os.kill(self.node(node_id)["pid"], signal.SIGKILL)
+        single = self._singles.pop(node_id, None)
+        if single is not None:
+            single.wait()
+
+    def start(self, node_id: int, environment: Mapping[str, str] | None = None) -> None:
+        """Run a node again, with more in its environment; use `wait_ready`."""
         with (self.folder / f"again-{node_id}.log").open("ab") as log:
             self._singles[node_id] = subprocess.Popen(
                 [RAFTMQ, "dev", "--node", str(node_id), "--data", str(self.folder)],
+                env={**os.environ, **(environment or {})},
                 stdout=log,
                 stderr=log,
             )

@@ -56,14 +56,13 @@ def _file(node: Node) -> Path:
     return node.cluster.folder / f"clock-{node.node_id}"
 
 
-def prepare(node: Node) -> None:
-    """Let the node's next process run under the library, its clock still right."""
+def environment(told: Path) -> dict[str, str]:
+    """That of a process whose wall clock is off by what the file `told` says."""
     found = library()
     assert found is not None
-    _file(node).write_text("+0\n")
-    node.environment = {
+    return {
         "LD_PRELOAD": str(found),
-        "FAKETIME_TIMESTAMP_FILE": str(_file(node)),
+        "FAKETIME_TIMESTAMP_FILE": str(told),
         "FAKETIME_CACHE_DURATION": str(CACHE_S),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
@@ -73,11 +72,22 @@ def prepare(node: Node) -> None:
     }
 
 
+def set_off(told: Path, offset_s: float) -> None:
+    """Let clocks that go by this file be off by so much, within `CACHE_S`."""
+    fresh = told.with_suffix(".new")
+    fresh.write_text(f"{offset_s:+.3f}\n")
+    fresh.rename(told)
+
+
+def prepare(node: Node) -> None:
+    """Let the node's next process run under the library, its clock still right."""
+    set_off(_file(node), 0.0)
+    node.environment = environment(_file(node))
+
+
 def move(node: Node, offset_s: float) -> None:
     """Set the node's wall clock off by so much, within `CACHE_S`."""
-    fresh = _file(node).with_suffix(".new")
-    fresh.write_text(f"{offset_s:+.3f}\n")
-    fresh.rename(_file(node))
+    set_off(_file(node), offset_s)
 
 
 def draw_offset(rng: Random) -> float:
