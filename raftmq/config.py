@@ -377,6 +377,11 @@ class NodeConfig:
     )
     open_files_max: int = _key("Most open segment files.", default=5_000)
     index_memory_bytes_max: int = _key("Most memory for offset and time indexes.", default=64 << 20)
+    delay_memory_bytes_max: int = _key(
+        "Most memory for delayed records that are pending, some 20 bytes each, 46 with a key. "
+        "Beyond it those due last are left, and found by reading the log again.",
+        default=128 << 20,
+    )
     recent_bytes_max: int = _key(
         "Memory for the newest batches of all partitions, from which followers are served.",
         default=16 << 20,

@@ -10,6 +10,7 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq.delays.deliveries import Delivery
 from raftmq.delays.pending import Pending
+from raftmq.delays.runs import Run
 from raftmq.node import delays
 from raftmq.node.delays import Delays, Led
 from raftmq.partition.partition import Partition
@@ -24,6 +25,7 @@ EARLY_MS: Final = 400
 
 _append_note = Delays._append_note
 _find_note = Delays._find_note
+_load = Pending._load
 _reached_ms = TimeBounds.reached_ms
 
 
@@ -68,6 +70,16 @@ def _not_counted(before: Delivery) -> Delivery:
     return evolve(before, offsets=())
 
 
+def _none_cancelled(_self: Run, _key: bytes) -> int:
+    return 0
+
+
+def _ends_nowhere(self: Pending) -> None:
+    """Whatever comes is near, also behind what is far."""
+    _load(self)
+    self._near_end = None
+
+
 def _bug(
     *targets: tuple[object, str, object], caught_by: tuple[str, ...], begins_at: int = 1
 ) -> Bug:
@@ -90,6 +102,15 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
     ),
     "cancellations-are-ignored": _bug(
         (Pending, "_cancel", nothing), caught_by=("CancelledStaysAway",)
+    ),
+    "far-cancellations-are-ignored": _bug(
+        (Run, "cancel", _none_cancelled), caught_by=("CancelledStaysAway",)
+    ),
+    "near-overtakes-far": _bug(
+        (Pending, "_load", _ends_nowhere), caught_by=("NothingPendingIsDropped",)
+    ),
+    "what-is-beyond-is-forgotten": _bug(
+        (Pending, "_leave", nothing), caught_by=("NothingPendingIsDropped",)
     ),
     "retention-takes-the-pending": _bug(
         (Delays, "kept_from", _all_may_go), caught_by=("NothingPendingIsDropped",)

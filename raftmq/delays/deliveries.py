@@ -42,7 +42,8 @@ from attrs import evolve, frozen
 
 from raftmq.codec import OUTPUT_MAX, decompress
 from raftmq.delays.asks import Ask, Kind, RetryPolicy, delivered, key_digest, read_ask
-from raftmq.delays.pending import Place, Row
+from raftmq.delays.pending import Row
+from raftmq.delays.runs import Place
 from raftmq.errors import AheadError, CorruptBatchError
 from raftmq.records import (
     HEADER_SIZE,

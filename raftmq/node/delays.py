@@ -44,17 +44,20 @@ from raftmq.delays.deliveries import (
     record_in,
     rows_of,
 )
-from raftmq.delays.pending import FIRST, Pending, Place, Row
+from raftmq.delays.pending import ENTRY_BYTES, FIRST, Pending, Row
+from raftmq.delays.runs import Place
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS, TopicImage
 from raftmq.node.cold_reads import read_cold
+from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Tasks
 from raftmq.node.work_queue import RETRY_MS, WorkItem, WorkQueue
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, FileSpan
+from raftmq.partition.registry import PartitionRegistry
 from raftmq.ports import DiskError
 from raftmq.promise import Promise
 from raftmq.records import (
@@ -73,10 +76,9 @@ logger = structlog.get_logger("raftmq.delays")
 LaneKey: TypeAlias = tuple[RaftGroupId, bool]
 
 WORKERS: Final = 8
-NODE_ENTRIES: Final = 600_000
-"""Pending entries that a node holds, some 300 bytes each; its lanes share them, between bounds."""
-ENTRIES_MIN: Final = 25_000
-ENTRIES_MAX: Final = 200_000
+ENTRIES_MIN: Final = 10_000
+"""Pending entries that a lane may hold whatever the others do."""
+MEMORY_BYTES: Final = 128 << 20
 READ_BYTES: Final = 64 << 10
 """Of the log at once: some milliseconds of a thread."""
 RECORD_BYTES: Final = 1 << 10
@@ -143,6 +145,12 @@ class Led(WorkItem):
     gone_ms: int | None = None
     late_ms: int = 0
 
+    @property
+    def held_count(self) -> int:
+        """Entries in memory."""
+        readings = (self.reading, self.ahead)
+        return sum(len(reading.pending) for reading in readings if reading is not None)
+
     def woken(self) -> None:
         """The partition has something new (`parked.FetchWaiter`)."""
         self.wake()
@@ -189,6 +197,7 @@ class Delays:
         agreed: AgreedTime,
         find: Callable[[TopicId, int], Partition | None],
         touch: Callable[[RaftGroupId], None],
+        memory_bytes_max: int = MEMORY_BYTES,
     ) -> None:
         """`find` gives this node's replica of a partition, `touch` ends a group's quiescence."""
         self._control = control
@@ -203,9 +212,23 @@ class Delays:
         self._queue: WorkQueue[Led] = WorkQueue(tasks, deadlines)
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
         self.entries_max: int | None = None
+        self._node_entries = memory_bytes_max // ENTRY_BYTES
         self.delivered_count = 0
         self.sends_failed_count = 0
         self.given_up_count = 0
+
+    @classmethod
+    def on(
+        cls,
+        plane: DataPlane,
+        control: ControlPlane,
+        deadlines: Deadlines,
+        agreed: AgreedTime,
+        registry: PartitionRegistry,
+    ) -> Delays:
+        """Those of a node."""
+        touch, memory = plane.multiraft.touch, plane.config.delay_memory_bytes_max
+        return cls(control, plane.tasks, deadlines, agreed, registry.by_id, touch, memory)
 
     # ---- what others tell and ask ----
 
@@ -338,6 +361,7 @@ class Delays:
             return await self._find_note(led)
         if led.is_owed:
             return await self._send(led)
+        led.reading.pending.allow(self._room_of(led))
         if not await self._read_on(led, led.reading):
             return RETRY_MS / 4
         await self._read_ahead(led, led.reading)
@@ -371,10 +395,16 @@ class Delays:
         led.given_up.clear()
 
     def _read_from_start(self, led: Led, cursor: Place) -> Reading:
-        share = NODE_ENTRIES // max(1, len(self._led))
-        entries_max = self.entries_max or max(ENTRIES_MIN, min(ENTRIES_MAX, share))
         start = led.partition.replica.log_start_offset
-        return Reading(Pending(cursor, entries_max=entries_max), start)
+        return Reading(Pending(cursor, entries_max=self._room_of(led)), start)
+
+    def _room_of(self, led: Led) -> int:
+        """How many entries a lane may hold: what others leave of the node's, its share at least."""
+        if self.entries_max is not None:
+            return self.entries_max
+        held = sum(other.held_count for other in self._led.values() if other is not led)
+        share = self._node_entries // max(1, len(self._led))
+        return max(ENTRIES_MIN, share, self._node_entries - held)
 
     async def _read_on(self, led: Led, reading: Reading, bytes_max: int | None = None) -> bool:
         """Read all that is committed by now, or so many bytes of it; False when some of that cannot

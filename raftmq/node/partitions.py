@@ -231,14 +231,7 @@ class Partitions:
         self._presumed = PresumedIsr(plane.config.replica_lag_time_max_ms, self._is_there)
         self._leaderless: list[Replica] = []
         self.registry = PartitionRegistry()
-        self.delays = Delays(
-            control,
-            plane.tasks,
-            deadlines,
-            agreed,
-            self.registry.by_id,
-            plane.multiraft.touch,
-        )
+        self.delays = Delays.on(plane, control, deadlines, agreed, self.registry)
         self.views = NodeViews.on(plane, control.engine, deadlines, self.registry)
         self.isolation = Isolation(
             plane.node_id,

@@ -33,7 +33,8 @@ from raftmq.delays.deliveries import (
     record_in,
     rows_of,
 )
-from raftmq.delays.pending import Place, Row
+from raftmq.delays.pending import Row
+from raftmq.delays.runs import Place
 from raftmq.errors import CorruptBatchError
 from raftmq.records import (
     LOG_APPEND_TIME,

@@ -11,10 +11,9 @@ import pytest
 
 from raftmq.delays.asks import GIVEN_UP
 from raftmq.delays.deliveries import ORDINARY, Lane
-from raftmq.delays.pending import FIRST
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS
-from raftmq.node.delays import ENTRIES_MAX, ENTRIES_MIN, GONE_MS_MIN, Delays, Led
+from raftmq.node.delays import ENTRIES_MIN, GONE_MS_MIN, Delays, Led
 from raftmq.partition.partition import Partition
 from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
@@ -326,13 +325,19 @@ def test_retention_leaves_what_is_given_up_until_it_is_pending_as_dead() -> None
 
 
 def test_lanes_share_what_a_node_holds() -> None:
+    """A lane may hold what the others leave, and its share at least."""
     world = World(**RETRY)
-    led = world.led()
-    for lanes, expected in ((2, ENTRIES_MAX), (6, 100_000), (1_000, ENTRIES_MIN)):
-        for number in range(len(world.delays._led), lanes):
-            world.delays._led[number, False] = led  # type: ignore[index]
-        reading = world.delays._read_from_start(led, FIRST)
-        assert reading.pending._entries_max == expected
+    world.delays._node_entries = 100 * ENTRIES_MIN
+    led, dead = world.led(), world.led(Lane(is_dead=True))
+    assert world.delays._room_of(led) == 100 * ENTRIES_MIN
+    world.write([str(number) for number in range(30)], ("deliver-after", b"1h"))
+    world.run()
+    assert world.delays._room_of(led) == 100 * ENTRIES_MIN
+    assert world.delays._room_of(dead) == 100 * ENTRIES_MIN - 30
+    world.delays._node_entries = 30
+    for number in range(1_000):
+        world.delays._led[number, False] = led  # type: ignore[index]
+    assert world.delays._room_of(dead) == ENTRIES_MIN
 
 
 def test_a_log_that_holds_more_than_memory_is_read_ahead_of_need() -> None:

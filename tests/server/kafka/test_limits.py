@@ -83,6 +83,7 @@ LIMITS = {
     "peer_memory_bytes_max": "runtime/test_peer_streams.py::test_who_holds_most_makes_room",
     "open_files_max": "log/test_parts.py::test_the_file_cache_forgets_the_least_recently_used",
     "replicas_max": "controller/test_controller.py::test_no_broker_holds_more_replicas_than_it_may",
+    "delay_memory_bytes_max": "node/test_delays.py::test_lanes_share_what_a_node_holds",
     "index_memory_bytes_max": "log/test_parts.py::test_the_index_cache_is_bounded",
     "recent_bytes_max": "log/test_parts.py::test_the_budget_holds_over_all_logs",
 }
