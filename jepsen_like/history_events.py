@@ -34,7 +34,10 @@ NEMESIS = -1
 """The process that faults belong to."""
 
 NOTES = frozenset(
-    {"assigned", "revoked", "crash", "fault", "group_gone", "heal", "log_start", "phase"}
+    {
+        *("assigned", "revoked", "crash", "fault", "group_gone", "heal", "log_start", "phase"),
+        "view_made",
+    }
 )
 """Operations told in one line: something that happened to a process, not something it asked."""
 
@@ -80,6 +83,18 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     is_commit: bool = False
     leader_epoch: int = -1
     """Of who answered."""
+    tags: list[str] = msgspec.field(default_factory=list)
+    """Of which a view has the records."""
+    due: list[int] = msgspec.field(default_factory=list)
+    """When the delayed records of one partition are due, in their order: in nanoseconds of the
+    run's own clock, as all times."""
+    slack: int = 0
+    """So much sooner may they be delivered, in nanoseconds: who counts from the append knows the
+    time of the append that well."""
+    cancels: list[Value] = msgspec.field(default_factory=list)
+    """Delayed records that are called back, by value."""
+    stamps: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    """By partition the timestamps of `records`, in nanoseconds of the run's own clock."""
 
 
 class Payload(TypedDict, total=False):
@@ -103,6 +118,11 @@ class Payload(TypedDict, total=False):
     transaction: int
     is_commit: bool
     leader_epoch: int
+    tags: list[str]
+    due: list[int]
+    slack: int
+    cancels: list[Value]
+    stamps: dict[str, list[int]]
 
 
 class Recorder:

@@ -73,12 +73,12 @@ PROMISES: Final[Mapping[int, Promise]] = {
     12: Promise(
         "delayed records: never early, never twice, never lost, cancelled ones never",
         ("delayed records",),
-        _KILLS,
+        (*_KILLS, *_CUTS, "power-loss", "clock-skew"),
     ),
     13: Promise(
         "a view gives the committed records that match, none more, and its end never falls",
         ("views",),
-        _KILLS,
+        (*_KILLS, *_CUTS, "damage", "wipe"),
     ),
 }
 RULES: Final[Mapping[int, Rule]] = {

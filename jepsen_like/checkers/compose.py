@@ -17,6 +17,7 @@ from attrs import frozen
 from jepsen_like.checkers.checker import Checker
 from jepsen_like.checkers.committed import CommittedChecker
 from jepsen_like.checkers.consumed import ConsumeChecker
+from jepsen_like.checkers.delays import DelayChecker, Span
 from jepsen_like.checkers.flows import FlowChecker
 from jepsen_like.checkers.groups import OwnershipChecker
 from jepsen_like.checkers.linear.checks import Bounds, CommittedOffsets, TopicOperations
@@ -29,6 +30,7 @@ from jepsen_like.checkers.stable import StableChecker
 from jepsen_like.checkers.topics import TopicsChecker
 from jepsen_like.checkers.transactions import TransactionChecker
 from jepsen_like.checkers.verdict import Report
+from jepsen_like.checkers.views import ViewChecker
 from jepsen_like.history_events import (
     NOTES,
     Event,
@@ -46,6 +48,8 @@ class Options:
     gaps_allowed: bool = False
     """Transactions or compaction leave offsets without records."""
     bounds: Bounds = Bounds()
+    clocks_wrong: Sequence[Span] = ()
+    """When more clocks of nodes were wrong than may be, in nanoseconds of the run's clock."""
 
 
 def all_checkers(options: Options) -> list[Checker]:
@@ -67,6 +71,8 @@ def all_checkers(options: Options) -> list[Checker]:
         FlowChecker(),
         PartitionLogs(logs, options.bounds, gaps_allowed=options.gaps_allowed),
         StableChecker(),
+        ViewChecker(must_see_all=options.must_see_all),
+        DelayChecker(must_see_all=options.must_see_all, clocks_wrong=options.clocks_wrong),
     ]
 
 

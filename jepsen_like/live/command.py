@@ -50,7 +50,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=tuple(WORKLOADS),
         help=f"all, or some of {','.join(WORKLOADS)}; transactions: producers that write to "
         "several partitions and commit offsets in transactions, commits, aborts, zombies, readers "
-        "of committed records and of all",
+        "of committed records and of all; views: readers and a group of views with conditions; "
+        "delays: delayed records, cancelled and replaced",
     )
     live.add_argument(
         "--links",

@@ -31,7 +31,8 @@ NODE_ERRORS: Final = frozenset({"request failed", "replica stopped", "node must 
 TRANSACTIONS_STALL_LIMIT_S: Final = 30.0
 """None of several producers committed anything, though all that transactions write to was whole:
 librdkafka waits for seconds between two tries."""
-_POLLS: Final = frozenset({"poll", "poll_committed", "poll_uncommitted"})
+CLOCKS_REMEMBERED_S: Final = 20.0
+_POLLS: Final = frozenset({"poll", "poll_committed", "poll_uncommitted", "poll_view", "poll_due"})
 _DISK_FAULTS: Final = frozenset({"full-disk", "power-loss"})
 
 
@@ -148,7 +149,9 @@ def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
     bounds = Bounds(is_over=lambda: time.monotonic() > deadline)
     series = _Series(round_.began)
     has_read = bool(round_.told.get("has_read"))
-    options = Options(must_see_all=has_read, bounds=bounds)
+    options = Options(
+        must_see_all=has_read, bounds=bounds, clocks_wrong=list(_clocks_wrong(round_))
+    )
     found.report = report = check_events(series.follow(read_history(history)), options)
     for verdict in report.verdicts:
         if verdict.validity is not Validity.VALID:
@@ -173,6 +176,16 @@ def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
         if series.transactions:
             found.stalls.insert(1, transactions_stall(timeline, series.committed_at, end, scarcity))
         found.findings += _judge_stalls(found.stalls, round_)
+
+
+def _clocks_wrong(round_: Round) -> Iterator[tuple[int, int]]:
+    """When more than one node had a wrong clock: a leader that hears two others, or one, cannot
+    know. What was heard is remembered for some seconds."""
+    for fault in round_.faults:
+        if len({jump.node_id for jump in fault.clocks}) > 1:
+            began = round_.began + fault.began
+            healed = max(fault.healed, fault.began) + round_.began + CLOCKS_REMEMBERED_S
+            yield int(began * 1e9), int(healed * 1e9)
 
 
 _LIMITS_S: Final = {CLUSTER: STALL_LIMIT_S, TRANSACTIONS: TRANSACTIONS_STALL_LIMIT_S}

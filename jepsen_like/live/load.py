@@ -20,21 +20,25 @@ from jepsen_like.history_events import HistoryFile, Recorder
 from jepsen_like.live.workloads.append import Appenders
 from jepsen_like.live.workloads.base import (
     CRASHED,
+    DELAYS,
     LAST_ANSWERS_S,
     READ_BACK_S,
     TRANSACTIONS,
     UNFINISHED,
+    VIEWS,
     WORKLOADS,
     Around,
     Client,
     Plan,
 )
+from jepsen_like.live.workloads.delays import Delays
 from jepsen_like.live.workloads.group import GroupMembers
 from jepsen_like.live.workloads.poll import Pollers, read_to_end
 from jepsen_like.live.workloads.registers import Registers
 from jepsen_like.live.workloads.stable import look_back
 from jepsen_like.live.workloads.topics import Topics, list_topics, new_admin
 from jepsen_like.live.workloads.transactions import GROUPS, Transactions
+from jepsen_like.live.workloads.views import Views
 
 CLIENTS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "append": Appenders,
@@ -43,6 +47,8 @@ CLIENTS: Final[Mapping[str, Callable[[Around], Client]]] = {
     "registers": Registers,
     "topics": Topics,
     TRANSACTIONS: Transactions,
+    VIEWS: Views,
+    DELAYS: Delays,
 }
 """By name; `append` and `poll` are what the others rest on."""
 
@@ -95,6 +101,9 @@ def run(plan: Plan, history: Path) -> int:
         has_read = read_to_end(around, READ_BACK_S)
         if TRANSACTIONS in plan.workloads:
             has_read &= look_back(around, GROUPS, READ_BACK_S)
+        for client in clients:
+            if isinstance(client, Views | Delays):
+                has_read &= client.look_back()
         has_read &= list_topics(around, around.process(), new_admin(plan.bootstrap), stale=False)
     _tell(
         acked=around.acked_records,

@@ -30,7 +30,7 @@ from jepsen_like.live.replicas import differences
 from jepsen_like.live.scarcity import Patience
 from jepsen_like.live.stage import Stage
 from jepsen_like.live.storage import Disk, LackError, PlainDisk, best_disk
-from jepsen_like.live.workloads.base import READ_BACK_S, TRANSACTIONAL, TRANSACTIONS, Plan
+from jepsen_like.live.workloads.base import DELAYS, READ_BACK_S, TRANSACTIONAL, TRANSACTIONS, Plan
 
 DEFAULTS: Final = {
     "group.initial.rebalance.delay.ms": "0",
@@ -44,8 +44,12 @@ TOPICS_3: Final = {"log": (6, 3)}
 TOPICS_5: Final = {"wide": (4, 5), "narrow": (4, 3)}
 """Partitions and replicas by topic; those of five replicas survive the loss of two nodes."""
 TRANSACTIONAL_PARTITIONS: Final = 4
+DUE: Final = "due"
+DUE_PARTITIONS: Final = 3
+KEPT: Final = {"retention.ms": "-1"}
+"""Records are stamped as they are delivered: by clocks that are weeks behind, they are old."""
 FIRST_ACK_S: Final = 30.0
-ENDS_S: Final = 2 * READ_BACK_S + 180
+ENDS_S: Final = 4 * READ_BACK_S + 180
 """Clients that take longer to get their last answers and to read everything back are stuck."""
 QUIET_S: Final = (0.5, 1.5)
 """Between a cluster made whole and the next fault."""
@@ -255,10 +259,15 @@ class Runner:
             cluster.start()
             topics = TOPICS_3 if round_.nodes == 3 else TOPICS_5
             own: dict[str, tuple[int, int]] = {}
+            due: dict[str, tuple[int, int]] = {}
             if TRANSACTIONS in self._settings.workloads:
                 own = {TRANSACTIONAL: (TRANSACTIONAL_PARTITIONS, round_.nodes)}
-            for topic, (partitions, replicas) in {**topics, **own}.items():
+            if DELAYS in self._settings.workloads:
+                due = {DUE: (DUE_PARTITIONS, round_.nodes)}
+            for topic, (partitions, replicas) in {**topics, **own, **due}.items():
                 words = ["-p", str(partitions), "-r", str(replicas)]
+                if topic in due:
+                    words += [f"--config={key}={value}" for key, value in KEPT.items()]
                 done = cluster.command("topic", "create", topic, *words)
                 if done.returncode:
                     raise StuckError(f"cannot create {topic}: {done.stderr}")
@@ -269,6 +278,8 @@ class Runner:
                 rate=self._settings.rate,
                 seed=self._rng.getrandbits(32),
                 transactional={topic: partitions for topic, (partitions, _) in own.items()},
+                due={topic: partitions for topic, (partitions, _) in due.items()},
+                replicas=round_.nodes,
                 plant=self._settings.plant,
             )
             cluster.wait_whole(60)

@@ -16,7 +16,7 @@ from typing import Final
 from attrs import define, field
 
 from jepsen_like.history_events import OFFSET_UNKNOWN, Value
-from jepsen_like.live.workloads.base import Around, join_all, parts_of
+from jepsen_like.live.workloads.base import Around, join_all, parts_of, tagged
 from jepsen_like.live.workloads.senders import Sender, senders
 
 OPERATION_RECORDS_MAX: Final = 64
@@ -100,7 +100,7 @@ class Appenders:
         padding = b"." * around.plan.size
         for value in sending.values:
             data = (b"%d " % value + padding)[: around.plan.size]
-            sender.send(topic, partition, data, partial(sending.settle, value))
+            sender.send(topic, partition, data, partial(sending.settle, value), tagged(value))
         while not sending.done.wait(1.0):
             if around.is_over.is_set():
                 around.recorder.info(

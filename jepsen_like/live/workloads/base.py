@@ -11,19 +11,26 @@ import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
+from jepsen_like.checkers.views import tag_of
 from jepsen_like.history_events import Recorder
 
 T = TypeVar("T")
+Headers = Sequence[tuple[str, bytes | None]]
 
 TRANSACTIONS: Final = "transactions"
 TRANSACTIONAL: Final = "transactional"
 """The topic that transactions write to, and nobody else."""
-WORKLOADS: Final = ("append", "poll", "group", "registers", "topics", TRANSACTIONS)
+VIEWS: Final = "views"
+DELAYS: Final = "delays"
+WORKLOADS: Final = (
+    *("append", "poll", "group", "registers", "topics"),
+    *(TRANSACTIONS, VIEWS, DELAYS),
+)
 PLANTS: Final[Mapping[str, str]] = {
     "reads-uncommitted": "who is to read committed records alone reads all of them",
     "left-open": "a transaction without an end, that does not expire within the run",
@@ -63,6 +70,10 @@ class Plan:
     size: int = 100
     transactional: Mapping[str, int] = field(factory=dict)
     """The same of what transactions write to, and nobody else."""
+    due: Mapping[str, int] = field(factory=dict)
+    """The same of what delay topics deliver to."""
+    replicas: int = 3
+    """Of a topic that clients create for what they do."""
     plant: str = ""
     """One of `PLANTS`."""
 
@@ -182,6 +193,12 @@ class Crowd(ABC):
     @abstractmethod
     def _run(self, number: int) -> None:
         """Be one of the clients until told to stop."""
+
+
+def tagged(value: int) -> Headers:
+    """The headers of a record that views may show."""
+    tag = tag_of(value)
+    return [("tag", tag.encode())] if tag else []
 
 
 def key_of(topic: str | None, partition: int | None) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Literal
 
 from attrs import define, field
 
@@ -80,6 +81,7 @@ class _Membership:
     around: Around
     process: int
     consumer: GroupConsumer
+    group: str
     owned: set[str] = field(factory=set)
     positions: dict[str, int] = field(factory=dict)
     moved: set[str] = field(factory=set)
@@ -91,7 +93,7 @@ class _Membership:
         self.moved |= self.owned
         consumer = self.consumer
         generation = consumer.generation()
-        offsets = committed(self.around, self.process, consumer, GROUP, keys) if keys else {}
+        offsets = committed(self.around, self.process, consumer, self.group, keys) if keys else {}
         positions = None
         if offsets is not None:
             positions = {key: max(0, offset) for key, offset in offsets.items()}
@@ -100,7 +102,7 @@ class _Membership:
         self.around.recorder.note(
             self.process,
             "assigned",
-            group=GROUP,
+            group=self.group,
             generation=generation,
             partitions=keys,
             offsets=self.positions,
@@ -111,14 +113,24 @@ class _Membership:
         self.moved |= set(keys)
         self.owned.clear()
         self.positions = {}
-        self.around.recorder.note(self.process, "revoked", group=GROUP, partitions=keys)
+        self.around.recorder.note(self.process, "revoked", group=self.group, partitions=keys)
 
 
 class GroupMembers(Crowd):
     """Members of one group, each in a thread."""
 
-    def __init__(self, around: Around) -> None:
-        super().__init__(around, "member", MEMBERS)
+    def __init__(
+        self,
+        around: Around,
+        group: str = GROUP,
+        topics: Sequence[str] = (),
+        f: Literal["poll", "poll_view"] = "poll",
+    ) -> None:
+        """Of topics that producers write to, unless others are named; `f` names the polls."""
+        super().__init__(around, f"{group}-member", MEMBERS)
+        self._group = group
+        self._topics = sorted(topics or around.plan.topics)
+        self._f = f
 
     def _run(self, number: int) -> None:
         around = self._around
@@ -131,13 +143,13 @@ class GroupMembers(Crowd):
     def _live(self, number: int, rng: random.Random, seconds: float) -> None:
         around = self._around
         process = around.process()
-        consumer = group_consumer(around, number, GROUP, f"member-{process}")
-        membership = _Membership(around, process, consumer)
-        topics = sorted(around.plan.topics)
+        group, topics = self._group, self._topics
+        consumer = group_consumer(around, number, group, f"member-{process}")
+        membership = _Membership(around, process, consumer, group)
         try:
-            invoked = around.recorder.invoke(process, "subscribe", group=GROUP, topics=topics)
+            invoked = around.recorder.invoke(process, "subscribe", group=group, topics=topics)
             consumer.subscribe(topics, membership.given, membership.taken)
-            around.recorder.ok(invoked, group=GROUP, topics=topics)
+            around.recorder.ok(invoked, group=group, topics=topics)
             ends_at = time.monotonic() + seconds
             next_commit = time.monotonic()
             while time.monotonic() < ends_at and not around.stop.is_set():
@@ -149,16 +161,17 @@ class GroupMembers(Crowd):
             pass  # it is told of; another one takes its place
         finally:
             consumer.close()
-        around.recorder.note(process, "crash", group=GROUP)
+        around.recorder.note(process, "crash", group=group)
 
     def _poll(self, process: int, consumer: GroupConsumer, membership: _Membership) -> None:
         around = self._around
         membership.moved.clear()
-        invoked = around.recorder.invoke(process, "poll")
+        invoked = around.recorder.invoke(process, self._f, group=self._group)
         found, errors = consumer.take()
         around.polled_records += sum(map(len, found.values()))
         around.recorder.ok(
             invoked,
+            group=self._group,
             records=found,
             error="; ".join(sorted(errors)),
             partitions=sorted(membership.moved),
@@ -172,4 +185,4 @@ class GroupMembers(Crowd):
         generation = consumer.generation()
         if generation >= 0:
             offsets = dict(sorted(membership.positions.items()))
-            commit(self._around, process, consumer, GROUP, offsets, generation)
+            commit(self._around, process, consumer, self._group, offsets, generation)

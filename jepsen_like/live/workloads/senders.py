@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import confluent_kafka
 
 from jepsen_like.history_events import OFFSET_UNKNOWN
-from jepsen_like.live.workloads.base import FAST_RETRIES, Around
+from jepsen_like.live.workloads.base import FAST_RETRIES, Around, Headers
 from raftmq_client.blocking import Producer
 from raftmq_client.core.accumulator import Receipt
 from raftmq_client.errors import BufferFullError
@@ -37,7 +37,15 @@ Settled = Callable[[int, str], None]
 class Sender(Protocol):
     """One producer."""
 
-    def send(self, topic: str, partition: int, data: bytes, settled: Settled) -> None:
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        data: bytes,
+        settled: Settled,
+        headers: Headers = (),
+        key: bytes | None = None,
+    ) -> None:
         """Take a record; waits for room."""
 
     def close(self) -> None:
@@ -78,7 +86,15 @@ class Librdkafka:
         self._poller = threading.Thread(target=self._poll, name=f"appender-{number}")
         self._poller.start()
 
-    def send(self, topic: str, partition: int, data: bytes, settled: Settled) -> None:
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        data: bytes,
+        settled: Settled,
+        headers: Headers = (),
+        key: bytes | None = None,
+    ) -> None:
         """Take a record."""
 
         def delivered(
@@ -91,7 +107,14 @@ class Librdkafka:
 
         while True:
             try:
-                self._producer.produce(topic, data, partition=partition, on_delivery=delivered)
+                self._producer.produce(
+                    topic,
+                    data,
+                    key,
+                    partition=partition,
+                    on_delivery=delivered,
+                    headers=list(headers),
+                )
             except BufferError:
                 time.sleep(FULL_S)  # the poller makes room
             else:
@@ -134,13 +157,23 @@ class OwnClient:
             metadata_max_age_ms=5_000,
         )
 
-    def send(self, topic: str, partition: int, data: bytes, settled: Settled) -> None:
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        data: bytes,
+        settled: Settled,
+        headers: Headers = (),
+        key: bytes | None = None,
+    ) -> None:
         """Take a record."""
 
         delivered = tells_of(settled)
         while True:
             try:
-                self._producer.send(topic, data, partition=partition, on_delivery=delivered)
+                self._producer.send(
+                    topic, data, key, headers, partition=partition, on_delivery=delivered
+                )
             except BufferFullError:
                 time.sleep(FULL_S)
             else:

@@ -20,7 +20,7 @@ from typing import Final
 from attrs import define
 
 from jepsen_like.history_events import OFFSET_UNKNOWN, Event, Value
-from jepsen_like.live.workloads.base import Around, Crowd, UnansweredError
+from jepsen_like.live.workloads.base import Around, Crowd, UnansweredError, tagged
 from jepsen_like.live.workloads.stable import Askers, TransactionReaders
 from jepsen_like.live.workloads.transactors import (
     DoomedError,
@@ -168,7 +168,8 @@ class Producers(Crowd):
             for key in keys:
                 for _, value in running.records[key]:
                     data = (b"%d " % int(value) + padding)[: around.plan.size]
-                    transactor.send(key, data, partial(_note, running.placed[key], value))
+                    told = partial(_note, running.placed[key], value)
+                    transactor.send(key, data, told, tagged(int(value)))
             if running.offset != OFFSET_UNKNOWN:
                 group = group_of(id_of(mine.number))
                 transactor.commit_offset(group, around.plan.transactional_keys[0], running.offset)

@@ -27,6 +27,7 @@ from jepsen_like.history_events import OFFSET_UNKNOWN
 from jepsen_like.live.workloads.base import (
     FAST_RETRIES,
     Around,
+    Headers,
     HungError,
     UnansweredError,
     parts_of,
@@ -83,7 +84,7 @@ class Transactor(Protocol):
     def begin(self) -> tuple[int, int]:
         """Begin a transaction, as the producer of its id: its producer id and epoch."""
 
-    def send(self, key: str, data: bytes, settled: Settled) -> None:
+    def send(self, key: str, data: bytes, settled: Settled, headers: Headers = ()) -> None:
         """Write a record."""
 
     def commit_offset(self, group: str, key: str, offset: int) -> None:
@@ -145,7 +146,7 @@ class Librdkafka:
         self._serve()
         return self._identity
 
-    def send(self, key: str, data: bytes, settled: Settled) -> None:
+    def send(self, key: str, data: bytes, settled: Settled, headers: Headers = ()) -> None:
         """Write a record."""
 
         def delivered(
@@ -161,7 +162,9 @@ class Librdkafka:
         topic, partition = parts_of(key)
         while True:
             try:
-                self._producer.produce(topic, data, partition=partition, on_delivery=delivered)
+                self._producer.produce(
+                    topic, data, partition=partition, on_delivery=delivered, headers=list(headers)
+                )
             except BufferError:
                 self._serve(FULL_S)
             except confluent_kafka.KafkaException as error:
@@ -285,12 +288,14 @@ class OwnClient:
         self.protocol = core.protocol
         return core.producer_id, core.producer_epoch
 
-    def send(self, key: str, data: bytes, settled: Settled) -> None:
+    def send(self, key: str, data: bytes, settled: Settled, headers: Headers = ()) -> None:
         """Write a record."""
         delivered = tells_of(settled)
         topic, partition = parts_of(key)
         self._insist(
-            lambda: self._running.send(topic, data, partition=partition, on_delivery=delivered)
+            lambda: self._running.send(
+                topic, data, None, headers, partition=partition, on_delivery=delivered
+            )
         )
 
     def commit_offset(self, group: str, key: str, offset: int) -> None:

@@ -26,6 +26,10 @@ class Scribe:
         self._now += 1000
         return self._now
 
+    def pass_by(self, ns: int) -> None:
+        """Let time pass."""
+        self._now += ns
+
     def begin_append(self, process: int, *values: Value, key: str = KEY, **more: Any) -> Event:
         return self.invoke(
             process, "append", records={key: [(-1, value) for value in values]}, **more

@@ -9,14 +9,17 @@ from tests.jepsen_like.checkers import (
     histories_of_groups,
     histories_of_logs,
     histories_of_transactions,
+    histories_of_views,
 )
 from tests.jepsen_like.checkers.histories import ACCEPTED, REJECTED, Written
 from tests.jepsen_like.checkers.histories_of_transactions import A, B, ask, begin, read
+from tests.jepsen_like.checkers.histories_of_views import MS, come, delay, wait
 from tests.jepsen_like.checkers.scribe import Scribe
 
 assert histories_of_groups
 assert histories_of_logs
 assert histories_of_transactions
+assert histories_of_views
 
 
 def test_every_verdict_is_tried_with_a_history_that_it_must_reject() -> None:
@@ -78,3 +81,23 @@ def test_a_run_that_ended_early_has_not_lost_what_nobody_came_to() -> None:
 
     assert judged(3).validity is Validity.VALID
     assert judged(4).named(Validity.INVALID) == ("torn-transaction",)
+
+
+def test_what_wrong_clocks_excuse() -> None:
+    """What was sent to a topic, or came, while nobody could know the time; nothing else."""
+    s = Scribe()
+    s.ok(delay(s, 10, 11, due=500))
+    wait(s, 100)
+    come(s, (0, 10), stamp=100)
+
+    def invalid(*wrong: tuple[int, int]) -> tuple[str, ...]:
+        spans = [(began * MS, ended * MS) for began, ended in wrong]
+        report = check_events(s.events, Options(clocks_wrong=spans))
+        return report.named(Validity.INVALID)
+
+    assert invalid() == ("NeverEarly", "NothingPendingIsDropped")
+    assert invalid((200, 300)) == invalid()
+    assert invalid((90, 110)) == ("NothingPendingIsDropped",), "it came then"
+    assert invalid((0, 5)) == (), "its topic was written to then"
+    come(s, (0, 10), (1, 10), stamp=100)
+    assert invalid((0, 200)) == ("DeliveredOnce",), "however late it is"

@@ -9,7 +9,7 @@ import pytest
 
 from jepsen_like.checkers import Validity, check_events
 from jepsen_like.history_events import Event, Recorder
-from jepsen_like.live.workloads.base import Around, Plan
+from jepsen_like.live.workloads.base import Around, Headers, Plan
 from jepsen_like.live.workloads.members import UnansweredError
 from jepsen_like.live.workloads.senders import Settled
 from jepsen_like.live.workloads.transactions import Identity, Producers
@@ -31,8 +31,8 @@ class Told:
     def begin(self) -> tuple[int, int]:
         return 7, 3
 
-    def send(self, key: str, data: bytes, settled: Settled) -> None:
-        del key, data
+    def send(self, key: str, data: bytes, settled: Settled, headers: Headers = ()) -> None:
+        del key, data, headers
         settled(self._offset, "")
         self._offset += 1
 
