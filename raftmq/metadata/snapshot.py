@@ -655,14 +655,15 @@ def _with_moves(image: MetadataImage, snapshot: _Snapshot4) -> MetadataImage:
         (NodeId(n), tuple(StorageId(int(storage, 16)) for storage in storages))
         for n, storages in snapshot.removed
     )
-    by_group = {order.group: order for order in image.removals.values()}
+    # From the rows: by number alone, orders of two lives of one number would be one.
+    orders = [_read_removal(row)[1] for row in snapshot.removals]
     return evolve(
         image,
         topics=topics,
         brokers=brokers,
         voters_wanted=snapshot.voters_wanted,
         removed=removed,
-        removals=Map(by_group),
+        removals=Map((order.group, order) for order in orders),
     )
 
 

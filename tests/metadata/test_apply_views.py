@@ -495,6 +495,20 @@ def test_a_number_that_is_gone_goes_on_where_it_ended(machine: Shrinking) -> Non
     assert machine.topic.numbers[5] == NumberImage(40, 9 + EPOCH_ROOM)
 
 
+def test_a_snapshot_has_the_orders_of_all_lives_of_a_number(machine: Shrinking) -> None:
+    """A node that was away deletes what it has of both."""
+    groups = []
+    for end in (40, 50):
+        machine.shrink(4)
+        groups.append(machine.topic.group_id(5))
+        machine.sealed(5, end, 3 * end)
+        machine.gone(5, end, 3 * end)
+        machine.grow(2)
+    copy = decode_image(encode_image(machine.image))
+    assert [copy.removal(group) is not None for group in groups] == [True, True]
+    assert copy == machine.image
+
+
 def test_leader_epochs_of_a_number_may_be_used_up(machine: Shrinking) -> None:
     machine.shrink(5)
     machine.sealed(5, 1)
