@@ -38,6 +38,7 @@ class StartReplica:
         is_first_life: its topic had no other partition of its number before.
         begins_at: the offset with which its log begins.
         after_epoch: its leader epochs are above this one.
+        producers: what the log before it knew of idempotent producers, which it begins with.
     """
 
     group: RaftGroupId
@@ -49,6 +50,7 @@ class StartReplica:
     is_first_life: bool = True
     begins_at: Offset = Offset(0)
     after_epoch: LeaderEpoch = LeaderEpoch(0)
+    producers: bytes = b""
 
     @property
     def life(self) -> int:
@@ -195,6 +197,7 @@ def _partition_actions(
 
 def _start(topic: TopicImage, partition: PartitionImage, node_id: NodeId) -> StartReplica:
     began = any(voter.node_id == node_id for voter in partition.first_voters)
+    number = None if partition.is_first_life else topic.numbers.get(partition.index)
     return StartReplica(
         topic.group_id(partition.index),
         TopicPartition(topic.name, partition.index),
@@ -205,6 +208,7 @@ def _start(topic: TopicImage, partition: PartitionImage, node_id: NodeId) -> Sta
         is_first_life=partition.is_first_life,
         begins_at=Offset(partition.begins_at),
         after_epoch=LeaderEpoch(max(partition.after_epoch, 0)),
+        producers=b"" if number is None else number.producers,
     )
 
 

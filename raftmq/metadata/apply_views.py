@@ -9,11 +9,13 @@ Invariants: listed partitions are the active ones, numbered from 0 without a hol
 offset of its command as `state_version`, and a report about another order changes nothing: so an
 end offset that was told before a partition was listed again is never taken for final later. End
 offsets and leader epochs of a number never fall within a topic, whatever was grown or is gone in
-between. A topic has a view for as long as any of its partitions is retired; no topic has the name
-or the id of a view. Below LEVEL_OF_VIEWS nothing is retired, and from LEVEL_OF_ALIASES on the
-newest aliases of a topic are kept. No topic shrinks that delays records, nor one that such a topic
-delivers in: what is pending could leave no more, and what was sent to a retired partition might be
-sent to another one again.
+between. What a number knows of producers changes with the command that ends its partition, and with
+nothing else: every replica of the next one begins with the same, whenever it begins. A topic has a
+view for as long as any of its partitions is retired; no topic has the name or the id of a view.
+Below LEVEL_OF_VIEWS nothing is retired, and from LEVEL_OF_ALIASES on the newest aliases of a topic
+are kept. No topic shrinks that delays records, nor one that such a topic delivers in: what is
+pending could leave no more, and what was sent to a retired partition might be sent to another one
+again.
 
 A view with a condition is over one topic, by its id: it goes with that topic, and a topic that is
 made again under the same name has none. Below LEVEL_OF_CONDITIONS there are none.
@@ -21,7 +23,7 @@ made again under the same name has none. Below LEVEL_OF_CONDITIONS there are non
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field
 
@@ -46,9 +48,11 @@ from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.metadata.image import (
     ALIASES_MAX,
     EPOCH_ROOM,
+    KNOWN_IN_ALL_BYTES_MAX,
     LEVEL_OF_ALIASES,
     LEVEL_OF_CONDITIONS,
     LEVEL_OF_DELAYS,
+    LEVEL_OF_KNOWN_PRODUCERS,
     LEVEL_OF_VIEWS,
     VIEWS_OF_TOPIC_MAX,
     MetadataImage,
@@ -218,12 +222,17 @@ class _Draft:
         """How far a number has come by now."""
         return self.numbers.get(number) or self.topic.numbers.get(number)
 
-    def reach(self, partition: PartitionImage, report: SealReport) -> None:
-        """A number has come as far as a report says; never back."""
+    def reach(
+        self, partition: PartitionImage, report: SealReport, producers: bytes | None = None
+    ) -> None:
+        """A number has come as far as a report says; never back. `producers`: what the next
+        partition of that number begins with; what this one began with is kept otherwise."""
         known = self.number(partition.index) or NumberImage(-1, -1)
         epochs = (known.leader_epoch, partition.voters_epoch, partition.after_epoch)
         self.numbers[partition.index] = NumberImage(
-            max(known.end_offset, report.end_offset), max(report.leader_epoch, *epochs)
+            max(known.end_offset, report.end_offset),
+            max(report.leader_epoch, *epochs),
+            known.producers if producers is None else producers,
         )
 
     def finish(self) -> TopicImage:
@@ -240,27 +249,45 @@ class _Draft:
 def report_sealed(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
     """Take in which seals are committed, and up to where these partitions go."""
     command: ReportSealed = envelope.command  # type: ignore[assignment]
-    return _taken(image, command.reports, _seal), Done(offset)
+    return _taken(image, [(report, b"") for report in command.reports], _seal), Done(offset)
 
 
 def report_gone(image: MetadataImage, envelope: Envelope, offset: Offset) -> Applied:
-    """Take in what has nothing left."""
+    """Take in what has nothing left, and what was known of its producers if there is room."""
     command: ReportGone = envelope.command  # type: ignore[assignment]
-    return _taken(image, command.reports, _end), Done(offset)
+    unknown = [(report, b"") for report in command.reports]
+    if not any(command.producers) or image.level < LEVEL_OF_KNOWN_PRODUCERS:
+        return _taken(image, unknown, _end), Done(offset)
+    # Without an entry for each report nobody can say whose they are.
+    told = list(zip(command.reports, command.producers, strict=False))
+    after = _taken(image, told if len(told) == len(unknown) else unknown, _end)
+    if known_bytes(after) > KNOWN_IN_ALL_BYTES_MAX:
+        after = _taken(image, unknown, _end)
+    return after, Done(offset)
+
+
+def known_bytes(image: MetadataImage) -> int:
+    """How much the numbers of all topics keep of what is known of producers."""
+    return sum(
+        len(number.producers)
+        for topic in image.topics.values()
+        if topic.numbers
+        for number in topic.numbers.values()
+    )
 
 
 def _taken(
     image: MetadataImage,
-    reports: tuple[SealReport, ...],
-    take: Callable[[_Draft, SealReport], None],
+    reports: Sequence[tuple[SealReport, bytes]],
+    take: Callable[[_Draft, SealReport, bytes], None],
 ) -> MetadataImage:
     if image.level < LEVEL_OF_VIEWS:
         return image
     drafts: dict[str, _Draft] = {}
-    for report in reports:
+    for report, producers in reports:
         topic = image.topic_by_id(report.topic_id)
         if topic is not None:
-            take(drafts.setdefault(topic.name, _Draft(topic)), report)
+            take(drafts.setdefault(topic.name, _Draft(topic)), report, producers)
     after = image
     for draft in drafts.values():
         if draft.rows or draft.gone:
@@ -270,7 +297,7 @@ def _taken(
     return after
 
 
-def _seal(draft: _Draft, report: SealReport) -> None:
+def _seal(draft: _Draft, report: SealReport, _producers: bytes) -> None:
     partition = draft.ordered(report, PartitionState.SEALING)
     if partition is None:
         return
@@ -281,13 +308,13 @@ def _seal(draft: _Draft, report: SealReport) -> None:
     draft.reach(partition, report)
 
 
-def _end(draft: _Draft, report: SealReport) -> None:
+def _end(draft: _Draft, report: SealReport, producers: bytes) -> None:
     partition = draft.ordered(report, PartitionState.SEALED)
     known = draft.number(report.partition)
     if partition is None or known is None or report.end_offset != known.end_offset:
         return
     draft.gone[partition.index] = partition
-    draft.reach(partition, report)
+    draft.reach(partition, report, producers)
 
 
 def _without_gone(image: MetadataImage, draft: _Draft) -> MetadataImage:

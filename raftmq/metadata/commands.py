@@ -309,6 +309,11 @@ class SealPartitions(Command, frozen=True, kw_only=True):
     partitions: tuple[tuple[PartitionNumber, _Number], ...]
 
 
+KNOWN_BYTES_MAX: Final = 32 << 10
+"""So much is kept of what the log of a partition that is gone knew of producers: some 220 of them
+with five batches each. The last ones to write are kept."""
+
+
 class SealReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The fact about one sealed partition, as its leader states it.
 
@@ -333,10 +338,12 @@ class ReportSealed(Command, frozen=True, kw_only=True):
 class ReportGone(Command, frozen=True, kw_only=True):
     """Nothing is left in sealed partitions: their replicas go, and offsets that groups have there.
 
-    What was ordered otherwise since is passed over.
+    What was ordered otherwise since is passed over. `producers` has, report by report, what the log
+    knew of idempotent producers where it ended, encoded; nothing where that is not told.
     """
 
     reports: tuple[SealReport, ...]
+    producers: tuple[Annotated[bytes, msgspec.Meta(max_length=KNOWN_BYTES_MAX)], ...] = ()
 
 
 class PlannedMove(
@@ -858,6 +865,7 @@ LATER_FIELDS: Final[dict[type, dict[str, int]]] = {
     DeleteOffsets: {"topic_ids": 4},
     CreateTopics: {"views": 8},
     DeleteTopics: {"views": 8},
+    ReportGone: {"producers": 9},
 }
 """Fields of a kind that came after it, by name, with their versions. Each has a default, which is
 not written, and which means what its absence meant before."""

@@ -63,6 +63,10 @@ LEVEL_OF_ALIASES: Final = 9
 """From it on a topic that shrinks gets an alias, by which all nodes find it."""
 ALIASES_MAX: Final = 8
 """Of one topic. Who knows an older one is told UNKNOWN_TOPIC_ID, and asks for the newest."""
+LEVEL_OF_KNOWN_PRODUCERS: Final = 9
+"""From it on a partition that is gone leaves what its log knew of idempotent producers."""
+KNOWN_IN_ALL_BYTES_MAX: Final = 8 << 20
+"""Of that, for all topics together."""
 VIEWS_OF_TOPIC_MAX: Final = 16
 """Views with conditions over one topic: each judges every batch of it."""
 EPOCH_ROOM: Final = 1_000
@@ -161,10 +165,16 @@ class NumberImage:
     """Up to where a number of a topic has ever come: whatever has that number later goes on there.
 
     `end_offset` and `leader_epoch` never fall.
+
+    Attributes:
+        producers: what the log of the last partition that was gone knew of idempotent producers
+            where it ended, encoded. The next one's begins with it, on every node and for as long as
+            there is that partition; b"" where it is not known.
     """
 
     end_offset: int
     leader_epoch: int
+    producers: bytes = b""
 
 
 @frozen(slots=True)

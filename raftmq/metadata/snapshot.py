@@ -8,7 +8,8 @@ Those of busy producers change all the time: `prepare` encodes them in turns, of
 
 Formats: 1; 2 with the levels of features; 3 with transactions and pending offsets; 4 with moves of
 replicas, states of nodes and what was removed for good; 5 with rules of who may do what and users;
-6 with retired partitions and views; 8 with views that have conditions.
+6 with retired partitions and views; 8 with views that have conditions; 9 with what was known of
+producers in partitions that are gone.
 An image is written in the format of its level, so every node of its cluster reads it; one without
 any level in format 1, which nodes from before there were levels read as well.
 
@@ -39,6 +40,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     LEVEL_OF_CONDITIONS,
+    LEVEL_OF_KNOWN_PRODUCERS,
     LEVEL_OF_MOVES,
     LEVEL_OF_SECURITY,
     LEVEL_OF_TRANSACTIONS,
@@ -226,6 +228,14 @@ class _Snapshot8(_Snapshot6):
     """Views that have one; the others are `views`."""
 
 
+_KnownRow = tuple[TopicId, list[tuple[int, bytes]]]
+
+
+class _Snapshot9(_Snapshot8):
+    known: list[_KnownRow] | None = None
+    """`producers` of a topic's numbers; only where something is known."""
+
+
 _FORMATS: Final[dict[int, type[_Snapshot]]] = {
     1: _Snapshot,
     2: _Snapshot2,
@@ -234,6 +244,7 @@ _FORMATS: Final[dict[int, type[_Snapshot]]] = {
     5: _Snapshot5,
     6: _Snapshot6,
     8: _Snapshot8,
+    9: _Snapshot9,
 }
 
 
@@ -287,7 +298,13 @@ class _Parts8(_Parts6):
     conditions: list[_ConditionRow]
 
 
+class _Parts9(_Parts8):
+    known: list[msgspec.Raw]
+
+
 def _format_of(image: MetadataImage) -> int:
+    if image.level >= LEVEL_OF_KNOWN_PRODUCERS:
+        return 9
     if image.level >= LEVEL_OF_CONDITIONS:
         return 8
     if image.level >= LEVEL_OF_VIEWS:
@@ -316,6 +333,7 @@ class _Caches:
         self.topics: _Cache[TopicImage] = {}
         self.moves: _Cache[TopicImage] = {}
         self.retired: _Cache[TopicImage] = {}
+        self.known: _Cache[TopicImage] = {}
         self.groups: _Cache[GroupImage] = {}
         self.transactions: _Cache[Transaction] = {}
         self.rules: _Cache[Table] = {}
@@ -360,6 +378,7 @@ class _Round:
                 self._keep(before.topics, kept.topics, name, topics[name], _topic_row)
                 self._keep(before.moves, kept.moves, name, topics[name], _moves_row)
                 self._keep(before.retired, kept.retired, name, topics[name], _retired_row)
+                self._keep(before.known, kept.known, name, topics[name], _known_row)
             yield
         for name in _in_order(groups):
             if name is not None:
@@ -479,18 +498,7 @@ class SnapshotEncoder:
         parts["users_secret"] = image.users.secret
         if version == 5:
             return msgspec.msgpack.encode(_Parts5(**parts))
-        parts["retired"] = [msgspec.Raw(row) for _, row in kept.retired.values() if row != _NIL]
-        views = [image.views[name] for name in sorted(image.views)]
-        plain = (view for view in views if not view.condition)
-        parts["views"] = [(v.name, v.topic_id, v.source, v.width) for v in plain]
-        if version == 6:
-            return msgspec.msgpack.encode(_Parts6(**parts))
-        parts["conditions"] = [
-            (v.name, v.topic_id, v.source, v.condition, v.creation_epoch)
-            for v in views
-            if v.condition
-        ]
-        return msgspec.msgpack.encode(_Parts8(**parts))
+        return _encoded_with_views(version, parts, image, kept)
 
     def _warm_all(self, image: MetadataImage) -> Iterator[None]:
         caches = self._caches
@@ -498,6 +506,7 @@ class SnapshotEncoder:
             _encoded(caches.topics, name, topic, _topic_row)
             _encoded(caches.moves, name, topic, _moves_row)
             _encoded(caches.retired, name, topic, _retired_row)
+            _encoded(caches.known, name, topic, _known_row)
             yield
         for name, group in image.groups.groups.items():
             _encoded(caches.groups, name, group, _to_group_record)
@@ -508,6 +517,25 @@ class SnapshotEncoder:
         for name, table in image.rules.tables.items():
             _encoded(caches.rules, name, table, sorted_rules)
             yield
+
+
+def _encoded_with_views(
+    version: int, parts: dict[str, Any], image: MetadataImage, kept: _Caches
+) -> bytes:
+    """A snapshot of format 6 or later, of the parts of format 5 and what came since."""
+    parts["retired"] = [msgspec.Raw(row) for _, row in kept.retired.values() if row != _NIL]
+    views = [image.views[name] for name in sorted(image.views)]
+    plain = (view for view in views if not view.condition)
+    parts["views"] = [(v.name, v.topic_id, v.source, v.width) for v in plain]
+    if version == 6:
+        return msgspec.msgpack.encode(_Parts6(**parts))
+    parts["conditions"] = [
+        (v.name, v.topic_id, v.source, v.condition, v.creation_epoch) for v in views if v.condition
+    ]
+    if version == 8:
+        return msgspec.msgpack.encode(_Parts8(**parts))
+    parts["known"] = [msgspec.Raw(row) for _, row in kept.known.values() if row != _NIL]
+    return msgspec.msgpack.encode(_Parts9(**parts))
 
 
 def _in_order(names: Iterable[str]) -> Iterator[str | None]:
@@ -584,6 +612,8 @@ def _decode_image(data: Buffer) -> MetadataImage:
         image = _with_retired(image, snapshot)  # before the moves: some of theirs are retired
     if isinstance(snapshot, _Snapshot8):
         image = _with_conditions(image, snapshot)
+    if isinstance(snapshot, _Snapshot9):
+        image = _with_known(image, snapshot)
     if isinstance(snapshot, _Snapshot2):
         levels = Map(snapshot.features)
         image = evolve(image, features=levels, features_epoch=snapshot.features_epoch)
@@ -711,6 +741,17 @@ def _with_conditions(image: MetadataImage, snapshot: _Snapshot8) -> MetadataImag
     return evolve(image, views=views)
 
 
+def _with_known(image: MetadataImage, snapshot: _Snapshot9) -> MetadataImage:
+    if snapshot.known is None:
+        raise SnapshotError("a metadata snapshot of format 9 without what is known of producers")
+    topics = image.topics
+    for topic_id, rows in snapshot.known:
+        topic = topics[image.topic_names[topic_id]]
+        known = {number: evolve(topic.numbers[number], producers=state) for number, state in rows}
+        topics = topics.set(topic.name, evolve(topic, numbers=topic.numbers.update(known)))
+    return evolve(image, topics=topics)
+
+
 def _image(snapshot: _Snapshot) -> MetadataImage:
     topics = [_read_topic(row) for row in snapshot.topics]
     return MetadataImage(
@@ -818,6 +859,15 @@ def _retired_row(topic: TopicImage) -> _RetiredRow | None:
     ]
     retired = [_partition_row(partition) for partition in topic.retired]
     return _RetiredRow(topic.topic_id, topic.aliases, retired, states, numbers)
+
+
+def _known_row(topic: TopicImage) -> _KnownRow | None:
+    rows = [
+        (number, topic.numbers[number].producers)
+        for number in sorted(topic.numbers)
+        if topic.numbers[number].producers
+    ]
+    return (topic.topic_id, rows) if rows else None
 
 
 def _partition_row(partition: PartitionImage) -> _PartitionRow:

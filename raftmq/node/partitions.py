@@ -55,7 +55,11 @@ from raftmq.node.views import NodeViews
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import NO_OFFSET
-from raftmq.partition.producer_state import ProducerCheckpoints
+from raftmq.partition.producer_state import (
+    ProducerCheckpoints,
+    ProducerStateError,
+    check_beginning,
+)
 from raftmq.partition.registry import PartitionRegistry
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, DiskFullError
@@ -402,6 +406,7 @@ class Partitions:
             is_return=action.is_return,
             begins_at=action.begins_at,
             after_epoch=action.after_epoch,
+            state=_known_before(action),
         )
         while not await self._tasks.in_thread(opener.attempt):
             opener.settle()
@@ -853,6 +858,22 @@ async def _retain_forever(plane: DataPlane, partitions: Partitions) -> None:
                 _close_aged_segment(replica, plane.clock.wall_ms())
             partitions.retain(some)
             await plane.tasks.sleep(0.0)
+
+
+def _known_before(action: StartReplica) -> bytes:
+    """What the log of a partition begins with: what the one before it knew of producers."""
+    try:
+        check_beginning(action.producers, action.begins_at)
+    except ProducerStateError as error:
+        # It is of the metadata, the same on every node: no replica begins with it.
+        logger.error(
+            "producers of the former partition are not known",
+            topic=action.name.topic,
+            partition=action.name.partition,
+            error=str(error),
+        )
+        return b""
+    return action.producers
 
 
 def _close_aged_segment(replica: Replica, now_ms: int) -> None:

@@ -21,6 +21,7 @@ from attrs import frozen
 from raftmq.errors import KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.commands import (
+    KNOWN_BYTES_MAX,
     AnyCommand,
     PartitionState,
     ReportGone,
@@ -29,7 +30,13 @@ from raftmq.metadata.commands import (
     SealReport,
 )
 from raftmq.metadata.engine import MetadataEngine
-from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_VIEWS, MetadataImage, PartitionImage
+from raftmq.metadata.image import (
+    EMPTY_IMAGE,
+    LEVEL_OF_KNOWN_PRODUCERS,
+    LEVEL_OF_VIEWS,
+    MetadataImage,
+    PartitionImage,
+)
 from raftmq.partition.partition import Partition
 from raftmq.partition.registry import PartitionRegistry
 from raftmq.promise import Promise
@@ -173,8 +180,16 @@ class Retirement:
     def _report_gone(
         self, group: RaftGroupId, wanted: PartitionImage, partition: Partition
     ) -> None:
-        report = _report(group, wanted, partition)
-        self._propose(group, partition, ReportGone(reports=(report,)), "nothing is left")
+        """With what the log knows of producers where it ends, which nothing can change any more:
+        that of the next partition of this number begins with it."""
+        producers: tuple[bytes, ...] = ()
+        if self._engine.image.level >= LEVEL_OF_KNOWN_PRODUCERS:
+            if not partition.knows_producers:
+                return  # it is read back meanwhile
+            known = partition.producers.newest(KNOWN_BYTES_MAX)
+            producers = (known,) if known else ()
+        command = ReportGone(reports=(_report(group, wanted, partition),), producers=producers)
+        self._propose(group, partition, command, "nothing is left")
 
     def _propose(
         self, group: RaftGroupId, partition: Partition, command: AnyCommand, what: str

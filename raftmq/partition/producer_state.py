@@ -423,6 +423,21 @@ class ProducerStateTable:
                 if producer.batches and producer.batches[-1].base_offset >= end
             ]
 
+    def newest(self, bytes_max: int, version: int = NEWEST) -> bytes:
+        """The state with the last producers to write alone, as many as have room, encoded: what a
+        log that goes on where this one ends begins with. Whatever timestamps say, as where the
+        table forgets. None with an open transaction, whose marker no later log has."""
+        left = bytes_max - _HEADER.size - _CRC.size
+        chosen: list[tuple[ProducerId, Producer]] = []
+        for producer_id, producer in reversed(self._producers.items()):
+            left -= _PRODUCER.size + len(producer.batches) * _BATCH.size
+            if left < 0:
+                break
+            chosen.append((producer_id, producer))
+        table = ProducerStateTable(self.next_offset, self.expiration_ms, self._greatest_timestamp)
+        table._producers.update(reversed(chosen))
+        return table.encode(version) if chosen else b""
+
     @property
     def encoded_bytes_max(self) -> int:
         """No fewer bytes than `encode` returns."""
@@ -521,6 +536,18 @@ def check_encoded(data: Buffer) -> None:
             before = since
     if position != len(body):
         raise ProducerStateError("producer state is not as long as it says")
+
+
+def check_beginning(data: Buffer, begins_at: Offset) -> None:
+    """Refuse bytes with which a log cannot begin at this offset.
+
+    Raises:
+        ProducerStateError: damaged, of a newer format, or of another place or log.
+    """
+    check_encoded(data)
+    table = ProducerStateTable.decode(data)
+    if len(data) and (table.next_offset != begins_at or table.first_open_offset is not None):
+        raise ProducerStateError("producer state of another place, or with open transactions")
 
 
 def _opened(data: Buffer) -> tuple[memoryview, int, int, int, int]:

@@ -78,7 +78,8 @@ class ReplicaOpener:
     `initial` is the configuration with which the group was created; empty for a replica that joins
     later. `is_return`: the group has let this node go since, so the node may have forgotten what it
     promised, even where the journal knows of nothing. Its log begins at `begins_at`, behind
-    `after_epoch`, the same on every node: terms of the group are above that.
+    `after_epoch`, with this state of its machine, the same on every node: terms of the group are
+    above that.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class ReplicaOpener:
         is_return: bool = False,
         begins_at: Offset = Offset(0),
         after_epoch: LeaderEpoch = LeaderEpoch(0),
+        state: bytes = b"",
     ) -> None:
         self._opening = opening
         self._group = group
         self._folder = folder
-        self._begin = _begin_at(initial, begins_at, after_epoch)
+        self._begin = _begin_at(initial, begins_at, after_epoch, state)
         self._log_config = log_config
         self._state = opening.journal.get(group)
         self._identity: ReplicaId | None = None
@@ -225,11 +227,13 @@ def open_replica(
     return opener.replica(machine, config)
 
 
-def _begin_at(initial: Configuration, begins_at: Offset, after_epoch: LeaderEpoch) -> LogStart:
+def _begin_at(
+    initial: Configuration, begins_at: Offset, after_epoch: LeaderEpoch, state: bytes
+) -> LogStart:
     return LogStart(
         offset=begins_at,
         index=RaftIndex(begins_at),
         previous_epoch=after_epoch,
         configuration=initial.encode(),
-        state=b"",
+        state=state,
     )

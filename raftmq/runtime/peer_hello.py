@@ -32,8 +32,9 @@ heartbeats; 5: what a node dialled, it also reads; 6: brokers ask for feature le
 commands and snapshots may hold transactions; 8: metadata may hold moves and states of
 nodes, for which the controller has calls; 9: metadata may hold rules of who may do what and users,
 likewise; 10: topics may shrink: metadata holds views, logs hold seals; 11: leaders of
-delay partitions deliver; 12: metadata may hold views with conditions; 13:
-topics that shrink get aliases, which all nodes find."""
+delay partitions deliver; 12: metadata may hold views with conditions; 13: topics that shrink get
+aliases, which all nodes find, and metadata may hold what the logs of partitions that are gone knew
+of producers."""
 HELLO_BYTES_MAX: Final = 4096
 STREAMS: Final = tuple(Stream)
 

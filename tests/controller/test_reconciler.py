@@ -35,7 +35,13 @@ from raftmq.metadata.commands import (
     ReportVoters,
     VotersReport,
 )
-from raftmq.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionImage, RemovalImage
+from raftmq.metadata.image import (
+    EMPTY_IMAGE,
+    MetadataImage,
+    NumberImage,
+    PartitionImage,
+    RemovalImage,
+)
 from raftmq.types import RaftGroupId, TopicPartition
 from tests.metadata.metadata_commands import ENVELOPES, Machine, creation, node, raised, topic_id
 
@@ -215,6 +221,19 @@ def begun_again(image: MetadataImage, name: str, **changes: Any) -> MetadataImag
 def shrinking(machine: Machine) -> MetadataImage:
     """Orders name groups; both nodes 2 and 3 hold partition 1 of its first life."""
     return raised(machine.image)
+
+
+def test_a_later_life_begins_with_what_is_known_of_producers(shrinking: MetadataImage) -> None:
+    """Whoever begins it, and whenever; a first life begins with nothing."""
+    again = begun_again(ended(shrinking, "a", 1), "a", begins_at=40)
+    topic = again.topics["a"]
+    numbers = Map({0: NumberImage(3, 1, b"of 0"), 1: NumberImage(50, 9, b"of 1")})
+    image = evolve(again, topics=again.topics.set("a", evolve(topic, numbers=numbers)))
+    for before in (EMPTY_IMAGE, shrinking):
+        starts = [s for s in reconcile(before, image, node(2)) if isinstance(s, StartReplica)]
+        last = starts[-1]
+        assert (last.name.partition, last.begins_at, last.producers) == (1, 40, b"of 1")
+        assert all(start.producers == b"" for start in starts[:-1])
 
 
 @pytest.mark.parametrize("is_one_step", [True, False])

@@ -347,7 +347,11 @@ COMMANDS = st.one_of(
         partitions=st.lists(st.tuples(st.integers(-1, 2), EPOCHS), max_size=2).map(tuple),
     ),
     st.builds(ReportSealed, reports=SEAL_REPORTS),
-    st.builds(ReportGone, reports=SEAL_REPORTS),
+    st.builds(
+        ReportGone,
+        reports=SEAL_REPORTS,
+        producers=st.lists(st.sampled_from([b"", b"known"]), max_size=2).map(tuple),
+    ),
     st.builds(
         ChangeNodes,
         changes=st.lists(

@@ -10,7 +10,9 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode
+from raftmq.metadata import apply_views
 from raftmq.metadata.commands import (
+    KNOWN_BYTES_MAX,
     NO_TOPIC_ID,
     AddPartitions,
     ClaimGroup,
@@ -19,6 +21,7 @@ from raftmq.metadata.commands import (
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
+    Envelope,
     InitProducer,
     MembersReport,
     PartitionAddition,
@@ -31,6 +34,9 @@ from raftmq.metadata.commands import (
     SealReport,
     ShrinkTopic,
     TransactionRows,
+    UnknownCommandError,
+    decode_envelope,
+    encode_envelope,
     version_of,
 )
 from raftmq.metadata.features import write_error
@@ -38,7 +44,9 @@ from raftmq.metadata.image import (
     ALIASES_MAX,
     EPOCH_ROOM,
     LEVEL_OF_ALIASES,
+    LEVEL_OF_CONDITIONS,
     LEVEL_OF_DELAYS,
+    LEVEL_OF_KNOWN_PRODUCERS,
     LEVEL_OF_VIEWS,
     NumberImage,
     PartitionImage,
@@ -94,8 +102,9 @@ class Shrinking(Machine):
         self.seal(number)
         self.apply(ReportSealed(reports=(self.report(number, end, epoch),)))
 
-    def gone(self, number: int, end: int, epoch: int = 3) -> None:
-        self.apply(ReportGone(reports=(self.report(number, end, epoch),)))
+    def gone(self, number: int, end: int, epoch: int = 3, *producers: bytes) -> None:
+        reports = (self.report(number, end, epoch),)
+        self.apply(ReportGone(reports=reports, producers=producers))
 
     def grow(self, count: int, *nodes: int) -> Any:
         replicas = (tuple(node(n) for n in nodes or NODES),) * count
@@ -507,6 +516,98 @@ def test_a_snapshot_has_the_orders_of_all_lives_of_a_number(machine: Shrinking) 
     copy = decode_image(encode_image(machine.image))
     assert [copy.removal(group) is not None for group in groups] == [True, True]
     assert copy == machine.image
+
+
+def test_a_number_that_is_gone_keeps_what_was_known_of_its_producers() -> None:
+    """Until the next partition of that number is gone, wherever it stands in between."""
+    machine = Shrinking(LEVEL_OF_KNOWN_PRODUCERS)
+    machine.shrink(4)
+    machine.sealed(4, 10)
+    machine.sealed(5, 40)
+    assert machine.topic.numbers[5].producers == b""
+    machine.gone(5, 40, 3, b"first")
+    assert machine.topic.numbers[5] == NumberImage(40, 3, b"first")
+    assert machine.topic.numbers[4].producers == b""
+    assert decode_image(encode_image(machine.image)) == machine.image
+    machine.grow(2)
+    machine.shrink(4)
+    machine.sealed(5, 70, 2_000)
+    assert machine.topic.numbers[5] == NumberImage(70, 2_000, b"first"), "it began with that"
+    assert decode_image(encode_image(machine.image)) == machine.image
+    machine.gone(5, 70, 2_000)
+    assert machine.topic.numbers[5].producers == b"", "what is older is wrong"
+    machine.grow(2)
+    machine.shrink(4)
+    machine.sealed(5, 71, 4_000)
+    machine.gone(5, 71, 4_000, b"third")
+    assert machine.topic.numbers[5].producers == b"third"
+    machine.apply(DeleteTopics(topic_ids=(TOPIC,)))
+    assert apply_views.known_bytes(machine.image) == 0
+
+
+def test_what_was_known_for_another_order_is_not_taken() -> None:
+    machine = Shrinking(LEVEL_OF_KNOWN_PRODUCERS)
+    machine.shrink(4)
+    machine.sealed(5, 40)
+    late = ReportGone(reports=(machine.report(5, 40),), producers=(b"late",))
+    machine.grow(2)
+    machine.apply(late)
+    machine.shrink(4)
+    machine.sealed(5, 50)
+    machine.apply(late)
+    assert machine.topic.numbers[5] == NumberImage(50, 3)
+    report = machine.report(5, 50)
+    machine.apply(ReportGone(reports=(evolve_report(report, end_offset=49),), producers=(b"x",)))
+    assert machine.states()[5] == "sealed"
+    machine.apply(ReportGone(reports=(report, report), producers=(b"first", b"second")))
+    assert machine.topic.numbers[5].producers == b"first", "it was gone by then"
+
+
+def test_what_is_known_of_producers_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_views, "KNOWN_IN_ALL_BYTES_MAX", 10)
+    machine = Shrinking(LEVEL_OF_KNOWN_PRODUCERS)
+    machine.shrink(1)
+    for number, known in ((5, b"123456"), (4, b"12345"), (3, b"1234")):
+        machine.sealed(number, 7)
+        machine.gone(number, 7, 3, known)
+    assert [machine.topic.numbers[n].producers for n in (5, 4, 3)] == [b"123456", b"", b"1234"]
+    assert {machine.topic.state_of(n) for n in (5, 4, 3)} == {PartitionState.GONE}
+    machine.grow(5)
+    machine.shrink(5)
+    machine.sealed(5, 8, 2_000)
+    machine.gone(5, 8, 2_000, b"654321")
+    assert machine.topic.numbers[5].producers == b"654321", "it takes the place of the first"
+    command = ReportGone(reports=(), producers=(b"x" * (KNOWN_BYTES_MAX + 1),))
+    envelope = Envelope(version=9, node_id=node(1), incarnation=1, sequence=1, command=command)
+    with pytest.raises(UnknownCommandError):
+        decode_envelope(encode_envelope(envelope))
+
+
+def test_without_one_for_each_report_nothing_is_known() -> None:
+    machine = Shrinking(LEVEL_OF_KNOWN_PRODUCERS)
+    machine.shrink(4)
+    machine.sealed(4, 1)
+    machine.sealed(5, 2)
+    reports = (machine.report(4, 1), machine.report(5, 2))
+    machine.apply(ReportGone(reports=reports, producers=(b"of whom?",)))
+    assert {machine.topic.state_of(n) for n in (4, 5)} == {PartitionState.GONE}
+    assert apply_views.known_bytes(machine.image) == 0
+
+
+def test_below_the_level_nothing_is_known_of_producers() -> None:
+    machine = Shrinking(LEVEL_OF_CONDITIONS)
+    machine.shrink(4)
+    machine.sealed(5, 2)
+    command = ReportGone(reports=(machine.report(5, 2),), producers=(b"known",))
+    assert version_of(command) == LEVEL_OF_KNOWN_PRODUCERS
+    assert write_error("ReportGone", version_of(command), machine.image)
+    machine.apply(command)
+    assert machine.topic.state_of(5) is PartitionState.GONE
+    assert apply_views.known_bytes(machine.image) == 0
+    machine.image = raised(machine.image, LEVEL_OF_KNOWN_PRODUCERS)
+    machine.grow(2)
+    assert machine.topic.numbers[5].producers == b""
+    assert decode_image(encode_image(machine.image)) == machine.image
 
 
 def test_leader_epochs_of_a_number_may_be_used_up(machine: Shrinking) -> None:

@@ -94,8 +94,8 @@ def sealed(version: int, body: bytes) -> bytes:
 
 def test_a_newer_format_is_refused_by_name() -> None:
     assert sealed(1, SNAPSHOT[10:]) == SNAPSHOT
-    with pytest.raises(NewerSnapshotError, match="format 9, known are 1, 2, 3, 4, 5"):
-        decode_image(sealed(9, SNAPSHOT[10:]))
+    with pytest.raises(NewerSnapshotError, match="format 10, known are 1, 2, 3, 4, 5"):
+        decode_image(sealed(10, SNAPSHOT[10:]))
     with pytest.raises(SnapshotError, match="format 0") as caught:
         decode_image(sealed(0, SNAPSHOT[10:]))
     assert not isinstance(caught.value, AheadError)

@@ -1,5 +1,6 @@
 """Nothing stands behind a seal that metadata takes for final: a model of a topic that shrinks and
-grows while its leaders see late what is ordered, append meanwhile, and report out of order.
+grows while its leaders see late what is ordered, append meanwhile, and report out of order. What is
+known of producers is that of the life before, wherever the topic stands.
 
 Drawn by Hypothesis: whoever reads by number must never be led back, whatever was grown or is gone.
 """
@@ -20,7 +21,12 @@ from raftmq.metadata.commands import (
     ReportSealed,
     SealReport,
 )
-from raftmq.metadata.image import LEVEL_OF_VIEWS, MetadataImage, PartitionImage
+from raftmq.metadata.image import (
+    LEVEL_OF_KNOWN_PRODUCERS,
+    LEVEL_OF_VIEWS,
+    MetadataImage,
+    PartitionImage,
+)
 from raftmq.metadata.snapshot import decode_image, encode_image
 from raftmq.types import TopicId
 from tests.metadata.metadata_commands import topic_id
@@ -41,18 +47,20 @@ class Log:
     """The order under which it is sealed, -1 while it is not."""
     obeyed: int = -1
     """The last order that it has an entry of."""
+    began_with: bytes = b""
+    """What it knows of producers of the life before."""
 
 
 @define
 class World:
     """A topic, the logs of all lives of its numbers, and reports on their way."""
 
-    machine: Shrinking = field(factory=Shrinking)
+    machine: Shrinking = field(factory=lambda: Shrinking(LEVEL_OF_KNOWN_PRODUCERS))
     logs: dict[tuple[int, int], Log] = field(factory=dict)
     seen: MetadataImage = field(init=False)
     """What leaders know of."""
     sealed: list[SealReport] = field(factory=list)
-    ended: list[SealReport] = field(factory=list)
+    ended: list[tuple[SealReport, bytes]] = field(factory=list)
     ids: int = 100
 
     def __attrs_post_init__(self) -> None:
@@ -68,7 +76,10 @@ class World:
         for part in self.machine.topic.held:
             key = part.index, part.creation_epoch
             if key not in self.logs:
-                self.logs[key] = Log(part.index, part.begins_at, max(part.after_epoch, 0) + 1)
+                number = self.machine.topic.numbers.get(part.index)
+                known = b"" if number is None else number.producers
+                epoch = max(part.after_epoch, 0) + 1
+                self.logs[key] = Log(part.index, part.begins_at, epoch, began_with=known)
 
     def log(self, at: int) -> tuple[PartitionImage, Log]:
         """A partition as its leader knows it, and its log."""
@@ -98,7 +109,7 @@ class World:
             )
             self.sealed.append(report)
             if part.state is PartitionState.SEALED:
-                self.ended.append(report)
+                self.ended.append((report, _known(part.creation_epoch, log)))
 
     def report(self, at: int, count: int) -> None:
         """Reports come late, out of order and more than once, several of them in one command."""
@@ -108,7 +119,8 @@ class World:
 
     def end(self, at: int, _: int) -> None:
         if self.ended:
-            self.machine.apply(ReportGone(reports=(self.ended[at % len(self.ended)],)))
+            report, known = self.ended[at % len(self.ended)]
+            self.machine.apply(ReportGone(reports=(report,), producers=(known,)))
 
     def shrink(self, to: int, with_alias: int) -> None:
         alias = self.fresh_id() if with_alias % 3 == 0 else NO_TOPIC_ID
@@ -151,12 +163,26 @@ class World:
         for part in topic.held:
             lives = [log for key, log in self.logs.items() if key[0] == part.index]
             log = self.logs.get((part.index, part.creation_epoch))
+            before = [key for key in self.logs if key[0] == part.index and key < _key(part)]
+            known = _known(max(before)[1], self.logs[max(before)]) if before else b""
+            number = topic.numbers.get(part.index)
+            assert (b"" if number is None else number.producers) == known, "of the life before"
+            assert log is None or log.began_with == known, "the same for whoever begins later"
             if log is None:  # nobody leads it yet
                 assert all(part.begins_at >= life.end for life in lives), "offsets go back"
                 assert all(part.after_epoch >= life.epoch for life in lives), "epochs go back"
             elif part.state is PartitionState.SEALED:
                 assert log.seal == part.state_version
                 assert topic.numbers[part.index].end_offset == log.end, "that end was not final"
+
+
+def _key(part: PartitionImage) -> tuple[int, int]:
+    return part.index, part.creation_epoch
+
+
+def _known(creation_epoch: int, log: Log) -> bytes:
+    """Stands for what a log knows of producers where it ends."""
+    return b"life %d up to %d" % (creation_epoch, log.end)
 
 
 Step: TypeAlias = tuple[Callable[[World, int, int], None], int, int]
@@ -218,6 +244,30 @@ def test_the_model_gets_everywhere() -> None:
     assert world.machine.states() == ["active"] * 3 + ["closing"] * 4
     assert world.machine.part(5).after_epoch > 0, "it was gone"
     assert world.logs[4, world.machine.part(4).creation_epoch].end == 3
+
+
+def test_the_model_gets_to_the_second_life_of_a_number() -> None:
+    """Once more for certain: it is sealed and gone as well."""
+    world = World()
+    for _ in range(2):
+        steps: tuple[Step, ...] = (
+            (World.append, 5, 3),
+            (World.shrink, 5, 1),
+            (World.seal, 0, 0),
+            (World.look, 0, 0),
+            (World.obey, 5, 0),
+            (World.report, -1, 0),
+            (World.look, 0, 0),
+            (World.obey, 5, 0),
+            (World.end, -1, 0),
+            (World.grow, 0, 0),
+            (World.look, 0, 0),
+        )
+        for action, one, other in steps:
+            action(world, one, other)
+            world.judge()
+    assert len([key for key in world.logs if key[0] == 5]) == 3
+    assert world.machine.part(5).begins_at == 6
 
 
 def test_below_the_level_there_is_none_of_it_in_a_snapshot() -> None:

@@ -12,11 +12,13 @@ import pytest
 from immutables import Map
 
 from jepsen_like.disk import SimDisk
+from raftmq.errors import ErrorCode
 from raftmq.log.folders import FIRST_LIFE, find_folders
 from raftmq.metadata.image import (
     LEVEL_OF_MOVES,
     RAFTMQ_LEVEL,
     MetadataImage,
+    NumberImage,
     PartitionImage,
     RemovalImage,
     TopicImage,
@@ -99,6 +101,20 @@ class Node(Bench):
             answer = answer if isinstance(answer, AppendResult) else answer.result()
             assert not answer.code, answer
 
+    def send(self, group: RaftGroupId, sequence: int) -> AppendResult:
+        """What the leader answers to a batch of an idempotent producer."""
+        replica = self.multiraft.replicas[group]
+        if not replica.is_writable:
+            replica.stand()
+        self.settle()
+        record = NewRecord(None, b"%d" % sequence)
+        batch = build_batch(
+            [record], timestamp=1, producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        answer: Any = self.partition(group).append(memoryview(batch), -1, 1_000)
+        self.settle()
+        return answer if isinstance(answer, AppendResult) else answer.result()
+
     def settle(self) -> None:
         for _ in range(3):
             self.multiraft.drain()
@@ -128,6 +144,52 @@ async def node() -> Node:
     node = await Node.begun(disk, picture(1, FIRST))
     node.write(FIRST, 3)
     return node
+
+
+def next_life(version: int, begins_at: int, producers: bytes, *orders: Any) -> MetadataImage:
+    """The second life, whose log goes on with what the first one knew of producers."""
+    image = picture(version, SECOND, *orders)
+    topic = image.topics["t"]
+    row = attrs.evolve(topic.partitions[0], begins_at=begins_at)
+    number = NumberImage(begins_at, 8_000, producers)
+    topic = attrs.evolve(topic, partitions=(row,), numbers=Map({0: number}))
+    return attrs.evolve(image, topics=Map(t=topic))
+
+
+async def test_a_life_knows_the_producers_of_the_one_before(node: Node) -> None:
+    """What was sent to the first one is no second copy in the next, and what follows it is taken at
+    once; so it is on a node that begins again, and when the log has moved on."""
+    assert [node.send(FIRST, i).base_offset for i in (0, 1)] == [3, 4]
+    known = node.partition(FIRST).producers.newest(1 << 15)
+    image = next_life(2, 5, known, FIRST)
+    await node.see(image)
+    again = [node.send(SECOND, i) for i in (0, 1)]
+    assert [(sent.code, sent.base_offset) for sent in again] == [
+        (ErrorCode.NONE, 3 + i) for i in (0, 1)
+    ]
+    assert node.count(SECOND) == 5
+    assert node.send(SECOND, 3).code is ErrorCode.NOT_LEADER_OR_FOLLOWER, "2 may be under way"
+    assert [node.send(SECOND, i).base_offset for i in (2, 3)] == [5, 6]
+    for _ in range(2):
+        node = await node.restart(image)
+        node.settle()
+        assert node.send(SECOND, 1).base_offset == 4
+        assert node.send(SECOND, 3).base_offset == 6
+    assert node.send(SECOND, 4).base_offset == 7
+
+
+async def test_a_life_that_knows_nothing_of_the_one_before_lets_wait(node: Node) -> None:
+    """Whatever stands in the metadata: it is no reason not to begin."""
+    node.send(FIRST, 0)
+    elsewhere = node.partition(FIRST).producers.newest(1 << 15)
+    node.send(FIRST, 1)
+    for version, producers in enumerate((b"", b"damaged", elsewhere), 2):
+        await node.see(picture(version, None, FIRST))
+        node.control.engine.image = picture(version, None)
+        await node.see(next_life(10 + version, 5, producers))
+        assert node.send(SECOND, 2).code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert node.count(SECOND) == 5
+        await node.see(picture(20 + version, None, SECOND))
 
 
 async def test_the_first_life_is_where_it_always_was(node: Node) -> None:

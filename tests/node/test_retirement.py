@@ -11,6 +11,7 @@ from immutables import Map
 
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.commands import (
+    KNOWN_BYTES_MAX,
     PartitionState,
     ReportGone,
     ReportSealed,
@@ -18,6 +19,7 @@ from raftmq.metadata.commands import (
     SealReport,
 )
 from raftmq.metadata.image import (
+    LEVEL_OF_KNOWN_PRODUCERS,
     LEVEL_OF_VIEWS,
     RAFTMQ_LEVEL,
     MetadataImage,
@@ -25,14 +27,25 @@ from raftmq.metadata.image import (
     TopicImage,
 )
 from raftmq.node.retirement import FOLLOW_MS, LOOK_MS, Retirement
+from raftmq.partition.producer_state import ProducerStateTable
 from raftmq.partition.registry import PartitionRegistry
 from raftmq.promise import Promise
-from raftmq.records import NewRecord, build_batch
+from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.seals import Seal
+from raftmq.types import Offset
 from tests.partition.fake_replica import GROUP, NAME
 from tests.replication.three_nodes import IDS, ThreeNodes
 
 BATCH = bytes(build_batch([NewRecord(b"k", b"v")], timestamp=1_000_000))
+NUMBERED = bytes(
+    build_batch(
+        [NewRecord(b"k", b"v")],
+        timestamp=1_000_000,
+        producer_id=5,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+)
 QUIET_MS = 1_000.0
 NODES = tuple(replica.node_id for replica in IDS)
 
@@ -43,6 +56,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.nodes = ThreeNodes(folder)
         self.image = MetadataImage()
+        self.level = LEVEL_OF_VIEWS
         self.proposed: list[tuple[Any, Promise[Any]]] = []
         registry = PartitionRegistry()
         registry.add(self.nodes.leader)
@@ -71,7 +85,7 @@ class World:
             structure_version=version,
             topics=Map({NAME.topic: topic}),
             topic_names=Map({GROUP.topic_id: NAME.topic}),
-            features=Map({RAFTMQ_LEVEL: LEVEL_OF_VIEWS}),
+            features=Map({RAFTMQ_LEVEL: self.level}),
         )
 
     def look(self, after_ms: float = LOOK_MS) -> None:
@@ -139,6 +153,32 @@ def test_a_seal_is_written_and_reported_once_it_is_committed(world: World) -> No
     world.nodes.settle()
     world.look()
     assert world.said() == ReportGone(reports=(report,))
+
+
+@pytest.mark.parametrize("level", [LEVEL_OF_KNOWN_PRODUCERS - 1, LEVEL_OF_KNOWN_PRODUCERS])
+def test_what_is_gone_leaves_what_it_knew_of_producers(
+    world: World, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.level, leader = level, world.nodes.leader
+    world.nodes.produce(NUMBERED)
+    world.order(PartitionState.SEALING, 6)
+    world.look()
+    world.look()
+    assert isinstance(world.said(), ReportSealed)
+    world.order(PartitionState.SEALED, 6)
+    leader.delete_records(1, 1_000)
+    world.nodes.settle()
+    if level >= LEVEL_OF_KNOWN_PRODUCERS:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(leader), "knows_producers", property(lambda _: False))
+            world.look()
+        assert not world.proposed, "its table is read back"
+    world.look()
+    report = SealReport(GROUP.topic_id, 0, 1, 6, 1, leader.leader_epoch)
+    known = ProducerStateTable(Offset(0))
+    known.append(parse_header(NUMBERED))
+    told = (known.newest(KNOWN_BYTES_MAX),) if level >= LEVEL_OF_KNOWN_PRODUCERS else ()
+    assert world.said() == ReportGone(reports=(report,), producers=told)
 
 
 def test_what_is_listed_again_is_opened_and_an_older_order_changes_nothing(world: World) -> None:

@@ -19,6 +19,7 @@ from raftmq.partition.producer_state import (
     ProducerStateError,
     ProducerStateTable,
     at_once,
+    check_beginning,
     check_encoded,
 )
 from raftmq.records import SEQUENCE_MODULUS, BatchHeader
@@ -325,6 +326,48 @@ def with_open() -> ProducerStateTable:
         header(1, pid=3, attributes=0x10),
         header(0, pid=2, epoch=2, attributes=0x10),
     )
+
+
+def _written(*producer_ids: int, batches: int = 1) -> ProducerStateTable:
+    table = ProducerStateTable(Offset(40))
+    for producer_id in producer_ids:
+        for sequence in range(batches):
+            add(table, header(sequence, pid=producer_id, time=90 - producer_id))
+    return table
+
+
+def test_the_next_log_of_a_number_begins_with_the_last_ones_that_wrote() -> None:
+    table = _written(1, 2, 3, 4, batches=2)
+    add(table, header(2, pid=2, time=5))  # last of all, by the log's order and not by its time
+    bytes_max = len(ProducerStateTable.newest(_written(1, 2, batches=3), 1 << 15))
+    kept = ProducerStateTable.decode(table.newest(bytes_max))
+    assert [producer_id for producer_id, _ in kept.producers()] == [2, 4]
+    assert kept.get(2) == table.get(2)
+    assert (kept.next_offset, kept.greatest_timestamp) == (49, table.greatest_timestamp)
+    assert ProducerStateTable.decode(table.newest(1 << 15)) == table
+    assert table.newest(60) == b"", "no room for any"
+    assert ProducerStateTable(Offset(40)).newest(1 << 15) == b"", "nothing is known"
+
+
+def test_the_next_log_of_a_number_has_nothing_open() -> None:
+    table = _written(1)
+    add(table, header(0, pid=7, attributes=0x10))
+    kept = ProducerStateTable.decode(table.newest(1 << 15))
+    assert [producer_id for producer_id, _ in kept.producers()] == [1]
+    check_beginning(table.newest(1 << 15), table.next_offset)
+
+
+def test_what_no_log_can_begin_with_is_refused() -> None:
+    data = _written(1, 2).newest(1 << 15)
+    check_beginning(data, Offset(42))
+    check_beginning(b"", Offset(42))
+    for told, begins_at in ((data, 41), (data, 43), (data[:-1], 42), (b"whatever", 42)):
+        with pytest.raises(ProducerStateError):
+            check_beginning(told, Offset(begins_at))
+    table = _written(1)
+    add(table, header(0, pid=7, attributes=0x10))
+    with pytest.raises(ProducerStateError, match="open transactions"):
+        check_beginning(table.encode(), table.next_offset)
 
 
 @pytest.mark.parametrize("version", [1, 2])
