@@ -9,9 +9,11 @@ from attrs import evolve
 
 from jepsen_like.bug import Bug, patching
 from jepsen_like.cluster import stress
+from jepsen_like.cluster.options import ClusterOptions
 from raftmq.metadata import apply_topics, apply_views
 from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.partition.partition import Partition
+from raftmq.partition.producer_state import NEWEST, ProducerStateTable
 from raftmq.replication.seals import Seal, Seals
 from raftmq.server.kafka.views import View
 from raftmq.types import Buffer, Offset, RaftIndex
@@ -70,6 +72,27 @@ def _seal_at_once(self: Partition, seal: Seal) -> bool:
     return True
 
 
+def _nothing_known(self: ProducerStateTable, bytes_max: int, version: int = NEWEST) -> bytes:
+    """A number that is gone forgets who wrote to it."""
+    return b""
+
+
+_newest_well = ProducerStateTable.newest
+
+
+def _all_but_the_last(self: ProducerStateTable, bytes_max: int, version: int = NEWEST) -> bytes:
+    """A number that is gone remembers its producers as they were one batch ago."""
+    before = self.copy()
+    for producer_id, producer in self.producers():
+        before._producers[producer_id] = evolve(producer, batches=producer.batches[:-1])
+    return _newest_well(before, bytes_max, version)
+
+
+def _unwatched(seed: int) -> ClusterOptions:
+    """What comes of it is left to those who read what was written."""
+    return evolve(stress.narrows(seed), is_black_box=True)
+
+
 NARROW_BUGS: Final[dict[str, Bug]] = {
     "seal-keeps-nothing-out": Bug(
         patching((Seals, "note", _open)), stress.narrows, 2, (), ("NothingBehindASeal",)
@@ -86,6 +109,20 @@ NARROW_BUGS: Final[dict[str, Bug]] = {
     ),
     "number-in-old-epochs": Bug(
         patching((apply_topics, "grown", _in_old_epochs)), stress.narrows, 3, (), ("NumbersGoOn",)
+    ),
+    "number-forgets-its-producers": Bug(
+        patching((ProducerStateTable, "newest", _nothing_known)),
+        stress.narrows,
+        7,
+        (14,),
+        ("SequencesGoOn",),
+    ),
+    "number-knows-all-but-the-last-batch": Bug(
+        patching((ProducerStateTable, "newest", _all_but_the_last)),
+        _unwatched,
+        7,
+        (14,),
+        ("duplicate",),
     ),
     "listed-again-and-sealed": Bug(
         patching((Partition, "seal", _never_opened)), stress.narrows, 10, (), ("Liveness",)

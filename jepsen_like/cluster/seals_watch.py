@@ -6,6 +6,8 @@
     GoneIsEmpty             a partition is gone when all its records were to go
     NumbersGoOn             how far a number has come never falls, and whatever has that number
                             later begins there: its offsets, and its leader epochs
+    SequencesGoOn           whoever leads a number knows of each idempotent producer what was
+                            committed of it under that number, also in logs that are gone
 
 The second one is judged where the log is watched, as the first one.
 
@@ -17,14 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from attrs import define
+from attrs import define, frozen
 
 from jepsen_like.cluster.commands_watch import CommandListener
 from jepsen_like.invariants import Invariants
 from raftmq.metadata.commands import Envelope, PartitionState
-from raftmq.metadata.image import MetadataImage, TopicImage
+from raftmq.metadata.image import LEVEL_OF_KNOWN_PRODUCERS, MetadataImage, TopicImage
 from raftmq.metadata.results import Result
 from raftmq.metadata.state_machine import MetadataMachine, Skip
+from raftmq.partition.producer_state import ProducerStateTable
 from raftmq.types import Offset, RaftGroupId, TopicId
 
 _NEVER: Final = -1
@@ -36,6 +39,21 @@ class _Reach:
 
     leader_epoch: int = _NEVER
     end: int = 0
+
+
+@frozen
+class Sequence:
+    """Where a batch of an idempotent producer ends.
+
+    Attributes:
+        end: of its entry in the log.
+        last: the sequence of its last record.
+    """
+
+    end: int
+    producer_id: int
+    epoch: int
+    last: int
 
 
 class SealsWatch:
@@ -56,6 +74,9 @@ class SealsWatch:
         """The ends of what is sealed now."""
         self._reach: dict[tuple[TopicId, int], dict[int, _Reach]] = {}
         """By number, and by the creation epoch of what had that number."""
+        self._committed: dict[tuple[TopicId, int], dict[int, Sequence]] = {}
+        """The last batch of each producer that was committed, by number and producer id."""
+        self._level = 1
         self._applied = _NEVER
 
     def attach(self, machine: MetadataMachine) -> None:
@@ -64,6 +85,7 @@ class SealsWatch:
 
     def applied(self, before: MetadataImage, after: MetadataImage, offset: Offset) -> None:
         """A command was applied by some node."""
+        self._level = max(self._level, after.level)
         if offset <= self._applied or before.topics is after.topics:
             return
         self._applied = int(offset)
@@ -123,6 +145,27 @@ class SealsWatch:
                 told = f"{group} begins with {log_end_offset} in {leader_epoch} behind {other}"
                 self._invariants.breach("NumbersGoOn", told)
         reach.leader_epoch = max(reach.leader_epoch, leader_epoch)
+
+    def writes(self, group: RaftGroupId, batch: Sequence) -> None:
+        """A batch is known to be committed."""
+        known = self._committed.setdefault((group.topic_id, group.partition), {})
+        last = known.get(batch.producer_id)
+        if last is None or last.end < batch.end:  # indexes of a number go on, too
+            known[batch.producer_id] = batch
+
+    def knows(self, group: RaftGroupId, table: ProducerStateTable) -> None:
+        """A replica leads and knows this of producers. Producers are few here: none is forgotten
+        to make room for others."""
+        number = group.topic_id, group.partition
+        is_first = all(life >= group.creation_epoch for life in self._reach.get(number, ()))
+        if is_first or self._level < LEVEL_OF_KNOWN_PRODUCERS:
+            return
+        for producer_id, batch in self._committed.get(number, {}).items():
+            known = table.get(producer_id)
+            if known is None or known.epoch < batch.epoch:
+                self._invariants.breach("SequencesGoOn", f"{group} does not know {batch}: {known}")
+            elif known.epoch == batch.epoch and known.last_sequence < batch.last:
+                self._invariants.breach("SequencesGoOn", f"{group} has {known} behind {batch}")
 
     def _reach_of(self, group: RaftGroupId) -> _Reach:
         lives = self._reach.setdefault((group.topic_id, group.partition), {})

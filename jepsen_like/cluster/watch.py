@@ -17,7 +17,7 @@ from attrs import frozen
 from jepsen_like.cluster.commands_watch import CommandsWatch
 from jepsen_like.cluster.kafka import NARROW
 from jepsen_like.cluster.moves_watch import MovesWatch
-from jepsen_like.cluster.seals_watch import SealsWatch
+from jepsen_like.cluster.seals_watch import SealsWatch, Sequence
 from jepsen_like.history_events import NEMESIS
 from jepsen_like.invariants import GENESIS, BlindInvariants, DurableView, Invariants, chain
 from raftmq.log.folders import FIRST_LIFE, partition_folder
@@ -28,6 +28,7 @@ from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind, Role, SoftState
+from raftmq.records import parse_header
 from raftmq.replication.log_start import decode_proposal
 from raftmq.replication.replica import Replica
 from raftmq.replication.seals import Seal
@@ -460,6 +461,8 @@ class Watcher:
         """Seals and their ends in the log: (end of the entry, whether nothing may follow)."""
         self._proposals: deque[tuple[int, int]] = deque()
         """Log starts that were proposed: (end of the entry, offset)."""
+        self._sequences: deque[Sequence] = deque()
+        """Batches of idempotent producers, where a topic shrinks; not known to be committed."""
         self._commits: deque[tuple[float, int]] = deque()
         """What was known to be committed, and since when."""
         self._read_log()
@@ -495,6 +498,7 @@ class Watcher:
         self._is_blind = False
         self._proposals.clear()
         self._seals.clear()
+        self._sequences.clear()
         self._ends = [index]
         self._digests = [self._invariants.starts_at(self.group, self.replica.self_id, index)]
 
@@ -537,6 +541,8 @@ class Watcher:
         elif entry.kind == EntryKind.BATCH and self._seals and self._seals[-1][1]:
             told = f"{self.group}: {self.replica.self_id} has a batch at {entry.start}"
             self._invariants.breach("NothingBehindASeal", told)
+        if entry.kind == EntryKind.BATCH and self._world.options.narrow:
+            self._note_sequence(entry)
         assert entry.start >= self._ends[-1], "entries overlap"
         head = b"%d %d %d %d " % (entry.start, entry.end, entry.leader_epoch, entry.kind)
         digest = chain(self._digests[-1], head + bytes(entry.payload))
@@ -545,6 +551,13 @@ class Watcher:
         self._invariants.appended(
             self.group, self.replica.self_id, entry.end, entry.leader_epoch, digest
         )
+
+    def _note_sequence(self, entry: LogEntry) -> None:
+        header = parse_header(entry.payload)
+        if header.producer_id >= 0 and not header.is_control:
+            last = header.base_sequence + header.last_offset_delta
+            who = header.producer_id, header.producer_epoch
+            self._sequences.append(Sequence(int(entry.end), *who, last))
 
     # ---- StateMachine ----
 
@@ -645,12 +658,16 @@ class Watcher:
             self._proposals.pop()
         while self._seals and self._seals[-1][0] > end:
             self._seals.pop()
+        while self._sequences and self._sequences[-1].end > end:
+            self._sequences.pop()
         self.inner.truncated(end)
 
     def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
         """The high watermark moved."""
         self._judge_commit(commit_end)
         self._world.watch.seals.commits(self.group, high_watermark)
+        while self._sequences and self._sequences[0].end <= commit_end:
+            self._world.watch.seals.writes(self.group, self._sequences.popleft())
         while self._proposals and self._proposals[0][0] <= commit_end:
             offset = self._proposals.popleft()[1]
             self._judge_log_start(offset)
@@ -729,9 +746,17 @@ class Watcher:
                 )
             self._invariants.leads(self.group, replica.self_id, soft.term)
             self._world.watch.seals.leads(self.group, soft.term, replica.log.log_end_offset)
+            self._judge_sequences()
             self._invariants.holds_committed(self.group, replica.self_id, soft.term, self.digest_at)
         self._was_leader = is_leader
         self.inner.role_changed(soft)
+
+    def _judge_sequences(self) -> None:
+        partition = self.inner
+        if self._world.options.narrow and isinstance(partition, Partition):
+            producers = partition._producers
+            if not (partition.is_internal or producers.is_hidden or producers.is_doubtful):
+                self._world.watch.seals.knows(self.group, producers.table)
 
     def progressed(self) -> None:
         """The product's machine is told."""
