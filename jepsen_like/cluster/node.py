@@ -33,7 +33,7 @@ from raftmq.metadata.engine import DrivenEngine, EngineConfig
 from raftmq.metadata.raft_engine import RaftMetadataEngine
 from raftmq.node.composition import NodeCore, Shutdown
 from raftmq.node.environment import Environment, Links, PeerEvents
-from raftmq.partition.batch_opening import InlineBudget
+from raftmq.partition.produce_checks import InlineBudget
 from raftmq.ports import DiskError, DiskFullError, Runnable
 from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jepsen_like.invariants import InvariantViolation
 from raftmq.errors import RemoteProtocolError
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.limits import FRAME_HEAD, Limits, check_frame
 

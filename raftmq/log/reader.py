@@ -18,13 +18,12 @@ from attrs import define
 
 from raftmq.log.bare_entries import BareEntries
 from raftmq.log.batch_reader import BadBatch, walk_headers
-from raftmq.log.holes import carries_records
 from raftmq.log.indexes import DamagedIndexError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import BATCH_KIND, BareEntry, DamagedError, FileSpan, LogConfig, LogEntry
 from raftmq.log.prefetch import LOOKUP_BYTES, IndexJob, WarmJob, cold_job, lookup_job
 from raftmq.log.recent import RecentBatches
-from raftmq.log.segment import Segment
+from raftmq.log.segment import Segment, carries_records
 from raftmq.log.segments import AbortedTransactions, Segments
 from raftmq.log.verification import Checker, StoredJob, VerifyJob
 from raftmq.ports import Clock, File
@@ -344,7 +343,7 @@ class ReadableLog:
         """Spans of whole verified batches from the one that contains `offset`, none past `end`.
 
         What is not verified is checked here, or ends the spans where that may not be. A batch that
-        carries no records is in no span: the next that does goes along in its place (`holes.py`).
+        carries no records is in no span: the next that does goes along in its place (`segment.py`).
 
         Raises:
             DamagedError: the first of them is damaged.

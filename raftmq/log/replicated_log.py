@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftmq.errors import CorruptBatchError
-from raftmq.log.holes import fillers
 from raftmq.log.log_start import LocalStart, LogStart, Pending, no_way_back
 from raftmq.log.model import (
     BATCH_KIND,
@@ -35,6 +34,7 @@ from raftmq.log.reader import ReadableLog, StagedBatch
 from raftmq.log.recent import RecentBatch, RecentBatches, kept
 from raftmq.log.recovery import Recovered, recover
 from raftmq.log.repair import Fill, RepairJob
+from raftmq.log.segment import fillers
 from raftmq.log.segments import is_older, retention_target
 from raftmq.log.shared import Shared
 from raftmq.ports import Clock, Disk, DiskFullError

@@ -22,9 +22,8 @@ from attrs import Factory, define
 from crc32c import crc32c
 
 from raftmq.log.batch_reader import BadBatch, Epochs, checked_batches, find_after
-from raftmq.log.holes import Holes
 from raftmq.log.model import FileSpan
-from raftmq.log.segment import Damage, Segment
+from raftmq.log.segment import Damage, Holes, Segment
 from raftmq.log.segments import Segments
 from raftmq.ports import Clock, File
 from raftmq.records import HEADER_SIZE, BatchHeader

@@ -68,7 +68,7 @@ from raftmq.server.audit import Audit
 from raftmq.server.kafka.authentication import Authenticator, SaslSettings
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
-from raftmq.server.kafka.request_memory import RequestMemory
+from raftmq.server.kafka.limits import RequestMemory
 from raftmq.transactions.coordinator import TransactionConfig, TransactionCoordinator
 from raftmq.transactions.expiry import TransactionExpiry
 from raftmq.transactions.leader import LeaderTransactions

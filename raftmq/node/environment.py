@@ -15,7 +15,7 @@ from attrs import field, frozen
 from raftmq.config import Address
 from raftmq.counts import Histogram
 from raftmq.metadata.features import SUPPORTED, Ranges
-from raftmq.partition.batch_opening import OpeningWorkers
+from raftmq.partition.produce_checks import OpeningWorkers
 from raftmq.ports import Buggify, Clock, Disk, DiskError, Random, Runnable, never
 from raftmq.promise import Promise
 from raftmq.raft.messages import StoredChunk

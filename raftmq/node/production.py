@@ -31,7 +31,7 @@ from raftmq.runtime.faults import VARIABLE
 from raftmq.runtime.peer_secret import read_secrets
 from raftmq.runtime.peer_tls import load_peer_files, peer_files
 from raftmq.server.admin.access import Access
-from raftmq.server.kafka.caller import ANONYMOUS
+from raftmq.server.kafka.authentication import ANONYMOUS
 
 SOON_S: Final = 30 * 86_400.0
 """A certificate that ends within that is told of."""

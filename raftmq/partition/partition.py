@@ -22,7 +22,6 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.verification import VerifyJob
-from raftmq.partition.batch_opening import MUST_OPEN, BatchOpening, OpeningWorkers, Waits
 from raftmq.partition.look_ups import FIRST_EPOCH, end_of, epoch_at, look_up
 from raftmq.partition.parked import (
     Deadlines,
@@ -41,7 +40,11 @@ from raftmq.partition.ports import (
     ReplicaPort,
 )
 from raftmq.partition.produce_checks import (
+    MUST_OPEN,
+    BatchOpening,
     OpenedBatch,
+    OpeningWorkers,
+    Waits,
     check_own_batch,
     check_produced_batch,
     check_timestamps,

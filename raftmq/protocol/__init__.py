@@ -16,7 +16,8 @@ from raftmq.protocol.compile import (
     warm,
     warm_client,
 )
-from raftmq.protocol.frames import (
+from raftmq.protocol.schema import Struct
+from raftmq.protocol.wire import (
     Framer,
     RequestHeader,
     check_frame_size,
@@ -27,7 +28,6 @@ from raftmq.protocol.frames import (
     encode_unsupported_api_versions,
     frame,
 )
-from raftmq.protocol.schema import Struct
 
 __all__ = [
     "ANNOUNCED",

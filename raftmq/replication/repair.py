@@ -25,11 +25,11 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from raftmq.errors import CorruptBatchError, StorageError
-from raftmq.log.holes import cut_filler, is_filler
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError
 from raftmq.log.repair import Fill, RepairJob
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.segment import cut_filler, is_filler
 from raftmq.log.verification import StoredJob
 from raftmq.ports import DiskError, DiskFullError
 from raftmq.raft.core import RaftCore

@@ -32,7 +32,7 @@ import trio
 from outcome import Error, Outcome
 
 from raftmq.counts import Histogram
-from raftmq.partition.batch_opening import InlineBudget
+from raftmq.partition.produce_checks import InlineBudget
 from raftmq.ports import Clock, DiskError, Runnable
 from raftmq.promise import Promise
 from raftmq.replication.catch_up import CatchUpRate

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.log.batch_reader import Epochs
-from raftmq.log.holes import cut_filler, fillers, is_filler
 from raftmq.log.model import DamagedError
+from raftmq.log.segment import cut_filler, fillers, is_filler
 from raftmq.records import check_batch, empty_batch, parse_header, read_records
 from raftmq.types import Offset
 from tests.log.helpers import append, batch, elect, flush, open_log, sim_disk

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.log import reader as reader_module
-from raftmq.log.holes import Holes, carries_records
 from raftmq.log.model import DamagedError
 from raftmq.log.replicated_log import ReplicatedLog
+from raftmq.log.segment import Holes, carries_records
 from raftmq.records import check_batches, empty_batch, parse_header
 from raftmq.types import Offset
 from tests.log.helpers import SMALL, append, batch, elect, flush, open_log, sim_disk

@@ -14,9 +14,9 @@ from raftmq.log.aborted import Aborted, UntoldError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.verification import VerifyJob
-from raftmq.partition.batch_opening import OpeningWorkers
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
+from raftmq.partition.produce_checks import OpeningWorkers
 from raftmq.partition.settings import PartitionSettings
 from raftmq.partition.transactions import NO_TRANSACTIONS, TransactionsPort
 from raftmq.ports import File, Runnable

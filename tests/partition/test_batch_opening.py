@@ -9,9 +9,9 @@ import pytest
 
 from raftmq.codec import PRODUCED_OUTPUT_MAX, Codec
 from raftmq.errors import RETRIABLE, ErrorCode
-from raftmq.partition.batch_opening import INLINE, WINDOW_MS, InlineBudget
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult
+from raftmq.partition.produce_checks import INLINE, WINDOW_MS, InlineBudget
 from raftmq.partition.settings import CheckDepth, PartitionSettings
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise
@@ -315,7 +315,7 @@ def test_no_memory_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     bench = Bench(ZSTD)
     promise = promised(bench.append(batch(b"a")))
-    monkeypatch.setattr("raftmq.partition.batch_opening.open_batch", no_memory)
+    monkeypatch.setattr("raftmq.partition.produce_checks.open_batch", no_memory)
     bench.work()
     assert code_of(promise) is ErrorCode.MESSAGE_TOO_LARGE
 

@@ -8,8 +8,8 @@ import pytest
 
 from raftmq.codec import Codec
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.partition.batch_opening import VERIFIED_WITHIN_MS_MAX, InlineBudget
 from raftmq.partition.ports import AppendResult
+from raftmq.partition.produce_checks import VERIFIED_WITHIN_MS_MAX, InlineBudget
 from raftmq.partition.settings import PartitionSettings
 from raftmq.partition.transactions import (
     WHATEVER_SEQ,

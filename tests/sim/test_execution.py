@@ -52,16 +52,11 @@ LEFT_OUT = {
     "node/process.py": "signals and exit codes",
     "node/status.py": "a page of the admin port",
     "server/admin/access.py": "the admin port",
-    "server/admin/balance.py": "the admin port",
     "server/admin/connections.py": "the admin port",
     "server/admin/http.py": "the admin port",
     "server/admin/pages.py": "the admin port",
-    "server/admin/tls_stream.py": "the admin port",
-    "server/admin/topics.py": "the admin port",
     "server/kafka/connection.py": "sockets; `jepsen_like/cluster/port.py` stands in for them",
-    "server/kafka/handshakes.py": "sockets: what comes before encrypted bytes",
     "server/kafka/listener.py": "sockets",
-    "server/kafka/readiness.py": "sockets",
     "server/kafka/replies.py": "sockets",
 }
 """Modules of the product that a run does not execute, and why they decide nothing."""

@@ -35,22 +35,23 @@ from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.runtime.certificates import ServerTls
 from raftmq.server.admin.access import UNKNOWN_TOKEN, Access
-from raftmq.server.admin.balance import BalancePage, balance_routes
-from raftmq.server.admin.connections import OpenConnection, OpenConnections
+from raftmq.server.admin.connections import AdminHandshakes, OpenConnection, OpenConnections
 from raftmq.server.admin.pages import (
     WHO,
+    BalancePage,
     LeadersPage,
     NodesPage,
     Page,
+    TopicsPage,
     answer,
+    balance_routes,
     leaders_routes,
     nodes_routes,
     read_body,
     too_large,
+    topics_routes,
     who_of,
 )
-from raftmq.server.admin.tls_stream import AdminHandshakes
-from raftmq.server.admin.topics import TopicsPage, topics_routes
 from raftmq.server.audit import Audit, AuditOutcome, AuditRow, Who
 
 Health = Callable[[], tuple[bool, dict[str, Any]]]

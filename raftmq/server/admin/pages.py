@@ -1,4 +1,4 @@
-"""Pages of the admin port: what they share, and those that show and move nodes and leaders.
+"""Pages of the admin port: what they share, and those of nodes, leaders, the balance and topics.
 
 `GET /nodes` shows every node with its role and what is being replaced; `POST /nodes/replace` takes
 `{"old_id": 1, "new_id": 4}`, with `even_if_alive` and `dry_run`, and answers when the controller
@@ -15,6 +15,18 @@ partition's replicas (it becomes the preferred leader, or balancing would undo t
 then a request to the present leader; only to a replica in sync, and by a command that names the
 state it was computed from.
 
+`POST /balance` takes `{"dry_run": true}` and answers with each move, its reason and its bytes (-1
+where nobody knows them), in a dry run also with what the partition's group goes through. Without
+`dry_run` it answers once the moves are planned; `GET /moves` shows what becomes of them. With
+`"onto": [4]` only these brokers gain replicas.
+
+`GET /topics?name=orders` shows every partition of a topic that there is, with its state, and what
+is left of those that are gone; also who has lately written to those that are listed no more, as far
+as this node led them, what is pending in those of a delay topic that it leads, and how far this
+node's indexes of the topic's views are. `POST /topics/shrink` takes `{"topic": "orders",
+"partitions": 4}`, with `view`, `now`, `force`, `keep` and `dry_run`, and answers when the
+controller has decided. What happens then is the cluster's work.
+
 Any node can be asked: it reads its own copy of metadata and leader table, which is the same
 everywhere, give or take a moment.
 
@@ -24,7 +36,7 @@ page of another site can make a browser send unasked.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -42,7 +54,14 @@ from raftmq.controller.replacement import progress
 from raftmq.controller.topic_validation import no_such_topic
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import decode_foreign
-from raftmq.metadata.broker_messages import AdminRequest, ChangeNodesCall, ReplaceNodeCall
+from raftmq.metadata.broker_messages import (
+    AdminRequest,
+    BalanceCall,
+    ChangeNodesCall,
+    Outcome,
+    ReplaceNodeCall,
+    ShrinkTopicCall,
+)
 from raftmq.metadata.commands import ReassignPartition
 from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.metadata.voters import metadata_target, voters_wanted
@@ -422,4 +441,156 @@ def leaders_routes(leaders: LeadersPage, audit: Audit) -> list[Route]:
             action_page(TransferRequest, leaders.transfer, audit),
             methods=["POST"],
         ),
+    ]
+
+
+ONTO_MAX: Final = 1_000
+
+
+class BalanceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /balance`."""
+
+    dry_run: bool = False
+    onto: tuple[int, ...] | None = None
+    timeout_ms: int = 30_000
+
+
+class BalancePage:
+    """What one node does on this page."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+
+    async def balance(self, wanted: BalanceRequest) -> dict[str, Any]:
+        """Have the controller plan a balance, and submit it unless only asked."""
+        call = BalanceCall(
+            dry_run=wanted.dry_run,
+            onto=None if wanted.onto is None else wanted.onto[:ONTO_MAX],
+            timeout_ms=within_limits(wanted.timeout_ms),
+        )
+        try:
+            verdict, *rows = await value_of(self._control.call(call))
+        except KafkaError as error:
+            return {"code": error.code.name, "message": error.message, "moves": []}
+        return {
+            "code": ErrorCode(verdict.code).name,
+            "message": verdict.message or "",
+            "moves": [_told(row) for row in rows],
+        }
+
+
+def _told(row: Outcome) -> dict[str, Any]:
+    move: dict[str, Any] = {} if row.move is None else msgspec.to_builtins(row.move)
+    return {**move, "code": ErrorCode(row.code).name, "message": row.message or ""}
+
+
+def balance_routes(page: BalancePage, audit: Audit) -> list[Route]:
+    """The page's route."""
+    return [Route("/balance", action_page(BalanceRequest, page.balance, audit), methods=["POST"])]
+
+
+class ShrinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /topics/shrink`."""
+
+    topic: str
+    partitions: int
+    view: str = ""
+    now: bool = False
+    force: bool = False
+    keep: bool = False
+    dry_run: bool = False
+    timeout_ms: int = 10_000
+
+
+class TopicsPage:
+    """What one node shows and does on these pages."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        writers_of: Callable[[TopicImage, int], list[dict[str, Any]]],
+        delays_of: Callable[[str], list[dict[str, Any]]],
+        fills_of: Callable[[str], Iterable[dict[str, Any]]],
+    ) -> None:
+        """`writers_of` tells who writes to a number of a topic that it lists no more, `delays_of`
+        what waits in a delay topic, `fills_of` how far the indexes of a topic's views are here."""
+        self._control = control
+        self._fills_of = fills_of
+        self._delays_of = delays_of
+        self._writers_of = writers_of
+
+    def show(self, name: str) -> dict[str, Any] | None:
+        """A topic with all that there is of it; None when there is none of that name."""
+        image = self._control.engine.image
+        topic = image.topics.get(name)
+        if topic is None:
+            return None
+        view = image.view_of(topic.topic_id)
+        return {
+            "topic": topic.name,
+            "topic_id": str(topic.topic_id),
+            "aliases": [str(alias) for alias in topic.aliases],
+            "view": None if view is None else view.name,
+            "partitions": [self._row(topic, partition) for partition in topic.held],
+            "gone": [
+                {"partition": number, "end_offset": known.end_offset}
+                for number, known in sorted(topic.numbers.items())
+                if topic.partition(number) is None
+            ],
+            "delays": self._delays_of(name),
+            "conditions": {v.name: v.condition for v in image.conditions_of(topic.topic_id)},
+            "views": [{"node": self._control.node_id, **row} for row in self._fills_of(name)],
+        }
+
+    def _row(self, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+        row = self._control.leaders.of(topic.topic_id, partition)
+        known = topic.numbers.get(partition.index)
+        return {
+            "partition": partition.index,
+            "state": partition.state.value,
+            "leader": None if row is None else row.leader_id,
+            "leader_epoch": None if row is None else row.leader_epoch,
+            "replicas": list(partition.replicas),
+            "isr": [] if row is None else list(row.isr),
+            "sealed_end": None if known is None or partition.takes_records else known.end_offset,
+            "writers": self._writers_of(topic, partition.index),
+        }
+
+    async def shrink(self, wanted: ShrinkRequest) -> dict[str, Any]:
+        """Have the controller judge a shrink, and begin it unless only asked."""
+        call = ShrinkTopicCall(
+            name=wanted.topic,
+            partitions=wanted.partitions,
+            view=wanted.view,
+            now=wanted.now,
+            force=wanted.force,
+            keep=wanted.keep,
+            dry_run=wanted.dry_run,
+            timeout_ms=within_limits(wanted.timeout_ms),
+        )
+        try:
+            verdict, *rows = await value_of(self._control.call(call))
+        except KafkaError as error:
+            return {"code": error.code.name, "message": error.message, "steps": [], "groups": []}
+        return {
+            "code": ErrorCode(verdict.code).name,
+            "message": verdict.message or "",
+            "steps": [row.message or "" for row in rows if row.name == "step"],
+            "groups": [row.message or "" for row in rows if row.name == "group"],
+        }
+
+
+def topics_routes(page: TopicsPage, audit: Audit) -> list[Route]:
+    """The pages' routes."""
+
+    async def show(request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        found = page.show(name)
+        if found is None:
+            return answer({"error": f"there is no topic {name!r}"}, 404)
+        return answer(found)
+
+    return [
+        Route("/topics", show, methods=["GET"]),
+        Route("/topics/shrink", action_page(ShrinkRequest, page.shrink, audit), methods=["POST"]),
     ]

@@ -1,5 +1,5 @@
-"""How clients of a listener with SASL authenticate: the states of a connection, and what all of
-them share.
+"""Who a client is (`Caller`), and how clients of a listener with SASL authenticate: the states of a
+connection, and what all of them share.
 
 Before it is authenticated a connection is asked for nothing but ApiVersions, SaslHandshake and
 SaslAuthenticate; whatever else comes ends it. A handshake of version 0 is followed by bare tokens
@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol
 import structlog
 from attrs import evolve, frozen
 
+from raftmq.config import PLAINTEXT
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.logs import RateLimitedLog
 from raftmq.metadata.credentials import SECRET_BYTES
@@ -48,9 +49,31 @@ from raftmq.sasl.oauthbearer import OAuthBearerExchange, Verify
 from raftmq.sasl.plain import PlainExchange
 from raftmq.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange, ScramMechanism
 from raftmq.server.audit import Audit, AuditOutcome, Who
-from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.work import then
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+"""The principal of every client that did not authenticate, as Kafka names it."""
+
+
+@frozen(slots=True)
+class Caller:
+    """Who asks, from where, and by which listener.
+
+    A connection holds the present one, made where it is accepted and replaced as a whole when its
+    client authenticates; each request keeps the one with which it began, as an argument
+    (`RequestContext.caller`) and never as something ambient. Knows no rights and checks nothing.
+
+    Attributes:
+        principal: Kafka's text of it, `User:NAME`.
+        host: the client's address, without its port.
+        listener: the name of the listener that accepted its connection.
+    """
+
+    principal: str = ANONYMOUS
+    host: str = ""
+    listener: str = PLAINTEXT
+
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, OAUTHBEARER, *SCRAM_MECHANISMS)

@@ -3,6 +3,7 @@ ones.
 
 Running out of file descriptors must not end the port nor spin: the loop waits and accepts again.
 A connection above the limit is accepted and closed, so that the client sees an end, not a hang.
+Where a listener has TLS, a connection is handed on when its handshake is over (`Handshakes`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import errno
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import structlog
 import trio
@@ -23,18 +25,116 @@ from raftmq.config import PLAINTEXT
 from raftmq.logs import RateLimitedLog
 from raftmq.principals import DEFAULT_RULES, PrincipalMapper, read_mapping_rules
 from raftmq.runtime.certificates import subject
+from raftmq.runtime.handshake import HalfOpen, HandshakeError, say_why, shake
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.tls import TlsSocket
 from raftmq.server.audit import Audit, AuditOutcome, Who
-from raftmq.server.kafka.authentication import Authentication, Authenticator
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Authentication, Authenticator, Caller
 from raftmq.server.kafka.connection import Begin, Connection, Shared, TlsConnection
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.handshakes import CERTIFICATE, Contexts, Handshakes
-from raftmq.server.kafka.limits import Limits, TokenBucket, canonical_host
+from raftmq.server.kafka.limits import Limits, RequestMemory, TokenBucket, canonical_host
 from raftmq.server.kafka.replies import Drains, ReplyBatch
-from raftmq.server.kafka.request_memory import RequestMemory
 from raftmq.tls import TlsLayer
+
+HALF_OPEN_MAX: Final = 256
+HANDSHAKE_S: Final = 10.0
+"""A client has this long for all of it."""
+HANDSHAKE_THREADS: Final = 2
+CERTIFICATE: Final = "certificate"
+"""How a client authenticates here, and one of the ways to fail."""
+
+
+class Contexts(Protocol):
+    """Gives the context for a connection that begins now."""
+
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+
+class Handshakes:
+    """The clients of a port that are half open: their handshake is not over.
+
+    A handshake costs the processor a millisecond and more, the loop none of it: two worker threads
+    make them, in the order in which clients send what they need. So many clients may be half open,
+    and whoever comes beyond makes the one that has been waited for longest give way: a flood of
+    silent ones costs those that are as slow as it, not those that go on, nor those that a thread
+    keeps waiting. What a client does wrong is said to it (an alert), counted by its kind, logged,
+    and costs this connection alone. Knows nothing of requests.
+    """
+
+    def __init__(
+        self, metrics: ServerCounts, failed: Callable[[Exception, str], None], audit: Audit
+    ) -> None:
+        """`failed` is told of a bug of ours, and of the client that met it."""
+        self._metrics = metrics
+        self._failed = failed
+        self._audit = audit
+        self._half_open = HalfOpen()
+        self._limiter = trio.CapacityLimiter(HANDSHAKE_THREADS)
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._half_open)
+
+    def close(self) -> None:
+        """Hang up on all of them, and on whoever comes."""
+        self._is_closed = True
+        self._half_open.cancel_all()
+
+    async def run(
+        self,
+        sock: socket.socket,
+        contexts: Contexts,
+        listener: str,
+        peer: str,
+        is_over: Callable[[TlsLayer | None], None],
+    ) -> None:
+        """Make one handshake, then call `is_over`: with the layer, or with None once the socket is
+        closed. Lets out no exception but the loop's own."""
+        layer: TlsLayer | None = None
+        why = "timeout"
+        try:
+            with trio.move_on_after(HANDSHAKE_S) as scope:
+                number = self._enter(scope)
+                try:
+                    begun = TlsLayer(contexts.context, is_server=True)
+                    turn = partial(self._half_open.turn, number)
+                    layer = await shake(sock, begun, self._limiter, turn)
+                except (EOFError, OSError):
+                    why = "closed"
+                except HandshakeError as error:
+                    why = CERTIFICATE if error.is_about_certificates else "protocol"
+                    if error.is_about_certificates:
+                        who = Who(None, peer.rpartition(":")[0], listener)
+                        failed = AuditOutcome.FAILED
+                        self._audit.authentication(who, CERTIFICATE, failed, why=str(error))
+                    _log.warning(
+                        "TLS handshake failed", peer=peer, listener=listener, why=str(error)
+                    )
+                    await say_why(sock, error.layer)
+                except Exception as error:  # noqa: BLE001 - a bug of ours costs this connection alone
+                    why = "bug"
+                    self._failed(error, peer)
+            gave_way = self._half_open.leave(number)
+            if self._is_closed:
+                layer = None
+            elif layer is not None:
+                self._metrics.handshakes += 1
+            else:
+                self._metrics.fail_handshake("half_open_max" if gave_way else why)
+        finally:
+            self._half_open.leave(number)
+            if layer is None:
+                trio.lowlevel.notify_closing(sock)
+                sock.close()
+            is_over(layer)
+
+    def _enter(self, scope: trio.CancelScope) -> int:
+        if self._is_closed:
+            scope.cancel()
+        number, _ = self._half_open.enter(scope, HALF_OPEN_MAX)
+        return number
+
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_PASS: Final = 16

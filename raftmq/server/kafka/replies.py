@@ -34,8 +34,7 @@ from raftmq.ports import DiskError, File, Span
 from raftmq.runtime.loop import Parker
 from raftmq.runtime.sockets import ByteSocket
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.limits import Limits
-from raftmq.server.kafka.request_memory import RequestMemory
+from raftmq.server.kafka.limits import Limits, RequestMemory
 from raftmq.types import Buffer
 
 SENDFILE_TURN_BYTES_MAX: Final = 1 << 20

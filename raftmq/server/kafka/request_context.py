@@ -12,8 +12,7 @@ from typing import Final, Protocol
 from attrs import frozen
 
 from raftmq.server.audit import Who
-from raftmq.server.kafka.authentication import Authentication
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Authentication, Caller
 from raftmq.server.kafka.leader_waits import Hold
 
 ON_RDKAFKA: Final = frozenset(

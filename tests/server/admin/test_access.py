@@ -26,8 +26,8 @@ from raftmq.config import Address, ConfigError, NodeConfig
 from raftmq.runtime.certificates import PemFiles, ServerTls, admin_files, load
 from raftmq.runtime.clock import RealClock
 from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
+from raftmq.server.admin.connections import TlsStream
 from raftmq.server.admin.http import serve_admin
-from raftmq.server.admin.tls_stream import TlsStream
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.listener import open_listen_socket
 from raftmq.tls import TlsLayer

@@ -11,9 +11,8 @@ from raftmq.runtime.loop import LoopBudget
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.connection import Begin
 from raftmq.server.kafka.counts import ServerCounts
-from raftmq.server.kafka.limits import Limits
+from raftmq.server.kafka.limits import Limits, RequestMemory
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.request_memory import RequestMemory
 from tests.server.auditing import NO_AUDIT
 
 

@@ -13,7 +13,7 @@ from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.metadata.broker_messages import Outcome
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.server.kafka.audited import CHANGES, NO_CHANGES
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from tests.server.kafka.test_guards import HERE, MAY_NOT, USER, Guarded, requests
 
 WHO = {"principal": USER, "host": "10.0.0.9", "listener": "CLIENTS", "client_id": "client"}

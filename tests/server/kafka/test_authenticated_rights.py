@@ -9,8 +9,13 @@ import pytest
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.rights import Kind, Operation, Rule
-from raftmq.server.kafka.authentication import Authentication, Authenticator, SaslSettings
-from raftmq.server.kafka.caller import ANONYMOUS, Caller
+from raftmq.server.kafka.authentication import (
+    ANONYMOUS,
+    Authentication,
+    Authenticator,
+    Caller,
+    SaslSettings,
+)
 from raftmq_client import Scram
 from tests.server.kafka.test_authentication import FakeWorkers, users_of
 from tests.server.kafka.test_guards import BATCH, HERE, Guarded, allow, asked

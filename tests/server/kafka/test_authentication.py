@@ -22,9 +22,9 @@ from raftmq.server.kafka.authentication import (
     Authentication,
     AuthenticationState,
     Authenticator,
+    Caller,
     SaslSettings,
 )
-from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq_client import Scram
 from tests.sasl.tokens import message

@@ -17,13 +17,11 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from raftmq import logs as raftmq_logs
-from raftmq.server.kafka.connection import Connection, Shared
+from raftmq.server.kafka.connection import Connection, Readiness, Shared
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.handlers.fetch import ParkedFetch, Reading
-from raftmq.server.kafka.limits import Limits
+from raftmq.server.kafka.limits import Limits, RequestMemory
 from raftmq.server.kafka.listener import ClientPort, Listening, open_listen_socket
-from raftmq.server.kafka.readiness import Readiness
-from raftmq.server.kafka.request_memory import RequestMemory
 from tests.server.kafka.ports import client_port
 from tests.server.kafka.test_listener import begin, call
 from tests.server.kafka.test_polls import answered, filled, poll_frame

@@ -16,7 +16,7 @@ from raftmq.metadata.commands import Endpoint, client_endpoint
 from raftmq.protocol import ApiKey
 from raftmq.raft.membership import Configuration
 from raftmq.records import NewRecord, build_batch
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.connection import Connection
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits

@@ -20,7 +20,7 @@ from raftmq.errors import RemoteProtocolError
 from raftmq.log.model import FileSpan
 from raftmq.ports import DiskError, File
 from raftmq.runtime.disk import RealDisk
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.connection import SCRATCH_BYTES, Connection, Shared
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits

@@ -20,7 +20,7 @@ from raftmq.rights import (
     Permission,
     Rule,
 )
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.guards import GUARDS, NEEDS
 from raftmq.types import METADATA_TOPIC, NodeId
 from tests.groups.world import Nodes

@@ -13,9 +13,9 @@ import pytest
 
 from raftmq.errors import ErrorCode, NotLeaderError, RemoteProtocolError
 from raftmq.log.verification import VerifyJob
-from raftmq.partition.batch_opening import InlineBudget
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import DeleteResult
+from raftmq.partition.produce_checks import InlineBudget
 from raftmq.partition.settings import PartitionSettings
 from raftmq.ports import DiskError, Runnable
 from raftmq.promise import Promise

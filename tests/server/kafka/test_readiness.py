@@ -14,11 +14,10 @@ import trio.testing
 from attrs import define, field
 
 from raftmq.runtime.loop import PASS_COST_MAX, RECEIVE_COST, LoopBudget
-from raftmq.server.kafka.connection import Connection
+from raftmq.server.kafka.connection import Connection, Readiness
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.listener import ClientPort
-from raftmq.server.kafka.readiness import Readiness
 from raftmq.server.kafka.replies import Slot
 from tests.server.kafka.ports import client_port
 

@@ -10,7 +10,7 @@ from attrs.exceptions import FrozenInstanceError
 
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, encode_request, encode_request_header
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.dispatch import Dispatcher
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.request_context import RequestContext

@@ -9,12 +9,12 @@ import trio
 import trio.testing
 from attrs import define
 
-from raftmq.server.kafka.request_memory import SLOW_S, PartialFrame, RequestMemory
+from raftmq.server.kafka.limits import SLOW_S, PartialFrame, RequestMemory
 
 
 @pytest.fixture(autouse=True)
 def no_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftmq.server.kafka.request_memory.SMALL_BYTES_MAX", 0)
+    monkeypatch.setattr("raftmq.server.kafka.limits.SMALL_BYTES_MAX", 0)
 
 
 def never() -> None:
@@ -241,7 +241,7 @@ async def test_honest_senders_alone_are_never_closed(
 
 
 async def test_the_last_bytes_of_a_frame_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftmq.server.kafka.request_memory.SMALL_BYTES_MAX", 5)
+    monkeypatch.setattr("raftmq.server.kafka.limits.SMALL_BYTES_MAX", 5)
     memory = RequestMemory(100)
     memory.charge(100)
     frame = memory.open(5, 1.0, never)

@@ -24,7 +24,7 @@ from raftmq.rights import (
     Rule,
     RuleFilter,
 )
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.handlers.metadata import NO_OPERATIONS, TOPIC_OPERATIONS
 from raftmq.types import METADATA_TOPIC, METADATA_TOPIC_ID
 from tests.server.kafka.test_guards import (

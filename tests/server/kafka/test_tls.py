@@ -20,8 +20,8 @@ from raftmq.log.model import FileSpan
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
 from raftmq.server.audit import Audit
-from raftmq.server.kafka import handshakes
-from raftmq.server.kafka.caller import Caller
+from raftmq.server.kafka import listener as client_port
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.connection import SCRATCH_BYTES, Connection
 from raftmq.server.kafka.limits import Limits
 from raftmq.server.kafka.replies import Pieces, Slot
@@ -360,7 +360,7 @@ async def test_mapping_rules_name_clients_or_turn_them_away(tmp_path: Path) -> N
 async def test_a_silent_client_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(client_port, "HANDSHAKE_S", 0.05)
     async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
         for said in (b"", b"\x16\x03\x01"):
             async with await secure.plain() as stream:
@@ -373,7 +373,7 @@ async def test_a_silent_client_is_hung_up_on(
 async def test_the_oldest_half_open_client_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshakes, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(client_port, "HALF_OPEN_MAX", 3)
     async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
         silent = []
         for number in range(3):
@@ -392,7 +392,7 @@ async def test_who_goes_on_does_not_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came first, and is in the middle of its handshake when others come that are silent."""
-    monkeypatch.setattr(handshakes, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(client_port, "HALF_OPEN_MAX", 3)
     async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
         layer = TlsLayer(client_context(), host=HOST)
         first = await secure.plain()
@@ -417,17 +417,17 @@ async def test_who_goes_on_does_not_give_way(
 async def test_who_waits_for_a_thread_does_not_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshakes, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(client_port, "HALF_OPEN_MAX", 3)
     async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
         limiter = secure.port.handshakes._limiter
-        for number in range(handshakes.THREADS):
+        for number in range(client_port.HANDSHAKE_THREADS):
             limiter.acquire_on_behalf_of_nowait(number)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(secure.ask)
             await until(lambda: limiter.statistics().tasks_waiting)
             silent = [await secure.plain() for _ in range(5)]
             await until(lambda: secure.metrics.handshake_failures == {"half_open_max": 3})
-            for number in range(handshakes.THREADS):
+            for number in range(client_port.HANDSHAKE_THREADS):
                 limiter.release_on_behalf_of(number)
         assert secure.metrics.handshakes == 1
         for each in silent:
@@ -486,7 +486,7 @@ async def test_a_bug_in_a_handshake_costs_that_client_alone(
 
     async with secure_port(Echo(), write_files(tmp_path).listener()) as secure:
         with monkeypatch.context() as patch, capture_logs() as lines:
-            patch.setattr(handshakes.TlsLayer, "shake", broken)
+            patch.setattr(client_port.TlsLayer, "shake", broken)
             with pytest.raises((trio.BrokenResourceError, EOFError)):
                 await secure.connect()
         assert secure.metrics.bugs == {"KeyError": 1}

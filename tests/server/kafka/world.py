@@ -52,8 +52,8 @@ from raftmq.protocol.produce import (
 from raftmq.raft.membership import Configuration
 from raftmq.runtime.threads import Workers
 from raftmq.server.audit import Audit
+from raftmq.server.kafka.authentication import Caller
 from raftmq.server.kafka.broker import Broker
-from raftmq.server.kafka.caller import Caller
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.leader_waits import Hold
 from raftmq.server.kafka.replies import Pieces

@@ -1,7 +1,9 @@
-"""Transactions: from the wire's versions to the coordinator's values and back (KIP-98, KIP-890).
+"""Producers and transactions: from the wire's versions to the coordinator's values and back
+(KIP-98, KIP-890).
 
 Owns what differs between versions of a request and the error codes that each of them knows; decides
-nothing. InitProducerId is `producers.py`'s.
+nothing. Without a transactional id InitProducerId gives a fresh id of the broker's block; with one
+the metadata group says who the producer is.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ from raftmq.protocol import ApiKey, Struct
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.handlers.groups import per_partition
 from raftmq.server.kafka.request_context import RequestContext
-from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, value_of
+from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns, then, value_of
 from raftmq.transactions.coordinator import Filters, ProducerResult
 from raftmq.types import ProducerId, TopicId
 
+WAITING_MAX: Final = 10_000
+NO_TIMESTAMP: Final = -1
+_NAMES_PRODUCER_FROM: Final = 3  # InitProducerId (KIP-360)
+_INIT_FENCED_FROM: Final = 4  # InitProducerId (KIP-588)
 _FENCED_FROM: Final = 2  # AddPartitionsToTxn, AddOffsetsToTxn, EndTxn (KIP-588)
 _BATCHED_FROM: Final = 4  # AddPartitionsToTxn: of brokers (KIP-890)
 _SECOND_PROTOCOL_FROM: Final = 5  # EndTxn, TxnOffsetCommit (KIP-890)
@@ -461,7 +467,104 @@ def list_transactions(broker: Broker, context: RequestContext, request: Struct) 
     )
 
 
+def init_producer_id(broker: Broker, context: RequestContext, request: Struct) -> Any:
+    """Answer InitProducerId."""
+    if request.transactional_id is not None:
+        return _init_transactional(broker, context.api_version, request)
+    blocks = broker.producer_ids
+    if blocks.waiting_count >= WAITING_MAX:
+        return _producer_id(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    answer: Promise[Any] = Promise()
+
+    def settled(promise: Promise[int]) -> None:
+        if promise.error is None:
+            answer.resolve(_producer_id(ErrorCode.NONE, promise.result(), 0))
+        else:
+            # Librdkafka and Java ask again at this code, whatever the cause was.
+            answer.resolve(_producer_id(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    blocks.take().when_done(settled)
+    return answer
+
+
+def _init_transactional(broker: Broker, version: int, request: Struct) -> Any:
+    if not request.transactional_id:
+        return _producer_id(ErrorCode.INVALID_REQUEST)
+    if not broker.transactions.is_offered:
+        return _producer_id(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    is_named = version >= _NAMES_PRODUCER_FROM
+    begun = broker.transactions.init_producer(
+        request.transactional_id,
+        request.transaction_timeout,
+        request.producer_id if is_named else -1,
+        request.producer_epoch if is_named else -1,
+    )
+
+    def answer(result: ProducerResult) -> dict[str, Any]:
+        code = fenced_code(result.code, version, _INIT_FENCED_FROM)
+        return _producer_id(code, result.producer_id, result.epoch)
+
+    return then(begun, answer)
+
+
+def _producer_id(code: ErrorCode, producer_id: int = -1, epoch: int = -1) -> dict[str, Any]:
+    return {
+        "throttle_time": 0,
+        "error_code": code,
+        "producer_id": producer_id,
+        "producer_epoch": epoch,
+    }
+
+
+def describe_producers(
+    broker: Broker, _context: RequestContext, request: Struct
+) -> Work[dict[str, Any]]:
+    """Answer DescribeProducers (KIP-664)."""
+    topics = []
+    told: dict[tuple[str, int], dict[str, Any]] = {}
+    count = 0
+    for topic in request.topics:
+        rows = []
+        for index in topic.partition_indexes:
+            count += 1
+            if count % TURN_PARTITIONS == 0:
+                yield None
+            if (topic.name, index) in told:
+                continue  # named twice
+            found = broker.find_partition(topic.name, None, index)
+            if isinstance(found, Partition) and not found.is_leader:
+                found = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            if isinstance(found, Partition) and not found.knows_producers:
+                found = ErrorCode.NOT_LEADER_OR_FOLLOWER  # soon: what the log says is replayed
+            is_partition = isinstance(found, Partition)
+            row = told[topic.name, index] = {
+                "partition_index": index,
+                "error_code": ErrorCode.NONE if is_partition else found,
+                "error_message": None,
+                "active_producers": _producer_rows(found) if is_partition else [],
+            }
+            rows.append(row)
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"throttle_time": 0, "topics": topics}
+
+
+def _producer_rows(partition: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "producer_id": producer_id,
+            "producer_epoch": producer.epoch,
+            "last_sequence": producer.last_sequence,
+            "last_timestamp": producer.batches[-1].timestamp if producer.batches else NO_TIMESTAMP,
+            "coordinator_epoch": -1,
+            "current_txn_start_offset": producer.open_since,
+        }
+        for producer_id, producer in partition.producers.producers()
+    ]
+
+
 HANDLERS: Final[dict[ApiKey, Callable[..., Any]]] = {
+    ApiKey.INIT_PRODUCER_ID: init_producer_id,
+    ApiKey.DESCRIBE_PRODUCERS: describe_producers,
     ApiKey.ADD_PARTITIONS_TO_TXN: add_partitions,
     ApiKey.ADD_OFFSETS_TO_TXN: add_offsets,
     ApiKey.END_TXN: end_txn,
