@@ -42,7 +42,7 @@ from raftmq_client.core.group_admin import (
 )
 from raftmq_client.core.messages import ConsumerRecord
 from raftmq_client.core.metadata import Broker, ClusterInfo, PartitionInfo, TopicInfo
-from raftmq_client.core.security import Plain, Scram, Security
+from raftmq_client.core.security import OAuthBearer, Plain, Scram, Security
 from raftmq_client.core.transaction_requests import (
     ProducerState,
     TransactionDescription,
@@ -117,6 +117,7 @@ __all__ = [
     "MustAbortError",
     "NewTopic",
     "NoOffsetError",
+    "OAuthBearer",
     "OffsetFound",
     "Outcome",
     "PartitionInfo",

@@ -22,6 +22,7 @@ import re
 import ssl
 import tempfile
 import tomllib
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -30,21 +31,26 @@ from attrs import field, frozen
 
 from raftmq.secret_file import SecretFileError, check_private, first_line, read_secret
 from raftmq.tls import key_trouble
-from raftmq_client.core.security import Plain, Scram, Security
+from raftmq_client.core.security import Plain, Sasl, Scram, Security
 from raftmq_client.errors import UsageError
+from raftmq_client.tokens import TokenSource, endpoint_error
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+_BEARER: Final = "sasl.oauthbearer."
+_HANDLER: Final = "OAuthBearerLoginCallbackHandler"
 _STORES: Final = ("ssl.truststore", "ssl.keystore")
 _FILES: Final = frozenset(
-    {"sasl.password_file", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"}
+    {"sasl.password_file", "sasl.oauthbearer.token_file", "sasl.oauthbearer.client.secret_file"}
+    | {"ssl.ca.location", "ssl.certificate.location", "ssl.key.location"}
     | {"ssl.key.password_file", "ssl.truststore.location", "ssl.keystore.location"}
     | {"admin.token_file", "admin.ca.location", "admin.certificate.location"}
     | {"admin.key.location"}
 )
 _SECRETS: Final = frozenset(
     {"sasl.password", "sasl.jaas.config", "ssl.key.password", "ssl.key.pem", "ssl.keystore.key"}
-    | {"admin.token"}
+    | {"admin.token", "sasl.oauthbearer.client.secret"}
+    | {"sasl.oauthbearer.client.credentials.client.secret"}
 )
 """Words whose values nobody else may read."""
 KNOWN: Final = (
@@ -52,19 +58,24 @@ KNOWN: Final = (
     | _SECRETS
     | {"bootstrap.servers", "security.protocol"}
     | {"sasl.mechanism", "sasl.mechanisms", "sasl.username"}
+    | {"sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.client.id"}
+    | {"sasl.oauthbearer.scope", "sasl.oauthbearer.extensions", "sasl.oauthbearer.method"}
+    | {"sasl.oauthbearer.client.credentials.client.id", "sasl.login.callback.handler.class"}
     | {"ssl.ca.pem", "ssl.certificate.pem", "ssl.endpoint.identification.algorithm"}
     | {"ssl.truststore.type", "ssl.truststore.certificates"}
     | {"ssl.keystore.type", "ssl.keystore.certificate.chain"}
 )
 _SAME: Final = {
     "sasl.mechanisms": "sasl.mechanism",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
     "ssl.ca.pem": "ssl.truststore.certificates",
     "ssl.ca.location": "ssl.truststore.location",
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.certificate.location": "ssl.keystore.location",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""librdkafka's words for what Java calls otherwise."""
+"""Words of one of librdkafka and Java for what the other one calls otherwise."""
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
@@ -114,6 +125,8 @@ class ClientAccess:
     mechanism: str | None = None
     username: str = ""
     password: str = field(default="", repr=False)
+    tokens: TokenSource | None = None
+    """For OAUTHBEARER, in place of name and password."""
 
     def security(self) -> Security | None:
         """What our clients take as `security=`; None for plain text.
@@ -121,8 +134,10 @@ class ClientAccess:
         Raises:
             UsageError: a certificate file cannot be used.
         """
-        sasl: Plain | Scram | None = None
-        if self.mechanism == "PLAIN":
+        sasl: Sasl | None = None
+        if self.tokens is not None:
+            sasl = self.tokens.bearer()
+        elif self.mechanism == "PLAIN":
             sasl = Plain(self.username, self.password)
         elif self.mechanism is not None:
             sasl = Scram(self.username, self.password, self.mechanism.removeprefix("SCRAM-"))
@@ -194,6 +209,9 @@ def read_access(words: Mapping[str, str]) -> ClientAccess:
     if not protocol.startswith("SASL_"):
         _refuse_all(words, "sasl.", protocol)
         return ClientAccess(tls)
+    if words.get("sasl.mechanism", "").upper() == "OAUTHBEARER":
+        return ClientAccess(tls, "OAUTHBEARER", tokens=_read_tokens(words))
+    _refuse_all(words, _BEARER, f"{protocol} without sasl.mechanism OAUTHBEARER")
     return ClientAccess(tls, *_read_sasl(words))
 
 
@@ -221,6 +239,65 @@ def _refuse_all(words: Mapping[str, str], prefix: str, protocol: str) -> None:
             raise WordError(word, f"contradicts security.protocol {protocol}")
 
 
+def _read_tokens(words: Mapping[str, str]) -> TokenSource:
+    """Where tokens come from."""
+    for word in ("sasl.username", "sasl.password", "sasl.password_file"):
+        if word in words:
+            raise WordError(word, "contradicts sasl.mechanism OAUTHBEARER")
+    handler = words.get("sasl.login.callback.handler.class", _HANDLER)
+    if not handler.endswith(f".{_HANDLER}") and handler != _HANDLER:
+        raise WordError("sasl.login.callback.handler.class", "is Java, which cannot run here")
+    method = words.get("sasl.oauthbearer.method", "oidc").lower()
+    if method != "oidc":
+        raise WordError("sasl.oauthbearer.method", f"is oidc, not {method!r}")
+    jaas = _jaas_fields(words.get("sasl.jaas.config", ""))
+    file: str | None = words.get(f"{_BEARER}token_file")
+    url: str | None = words.get(f"{_BEARER}token.endpoint.url")
+    if url is not None and url.startswith("file:"):
+        file, url = _path_of(url), None
+    if (file is None) == (url is None):
+        raise WordError(
+            f"{_BEARER}token_file", f"or {_BEARER}token.endpoint.url is wanted, one of both"
+        )
+    extensions = {
+        k.removeprefix("extension_"): v for k, v in jaas.items() if k[:10] == "extension_"
+    }
+    for pair in filter(None, words.get(f"{_BEARER}extensions", "").split(",")):
+        name, _, value = pair.partition("=")
+        extensions[name.strip()] = value
+    if file is not None:
+        return TokenSource(file=file, extensions=extensions)
+    assert url is not None
+    if why := endpoint_error(url):
+        raise WordError(f"{_BEARER}token.endpoint.url", why)
+    client_id = words.get(f"{_BEARER}client.id", jaas.get("clientId"))
+    secret = _secret(words, f"{_BEARER}client.secret") or jaas.get("clientSecret")
+    for missing, said in (("client.id", client_id), ("client.secret", secret)):
+        if not said:
+            raise WordError(f"{_BEARER}{missing}", "is missing")
+    scope = words.get(f"{_BEARER}scope", jaas.get("scope", ""))
+    return TokenSource(None, url, client_id or "", secret or "", scope, extensions)
+
+
+def _path_of(url: str) -> str:
+    """The path that a URL of a file names."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        parts = urllib.parse.SplitResult("file", "?", "", "", "")
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise WordError(f"{_BEARER}token.endpoint.url", "is file:///PATH, or https")
+    return urllib.parse.unquote(parts.path)
+
+
+def _jaas_fields(text: str) -> dict[str, str]:
+    """NAME="VALUE" of a login module."""
+    return {
+        match[1]: match[2] if match[2] is not None else match[3]
+        for match in re.finditer(r"(\w+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", text)
+    }
+
+
 def _read_sasl(words: Mapping[str, str]) -> tuple[str, str, str]:
     """Mechanism, name, password."""
     mechanism = words.get("sasl.mechanism", "GSSAPI").upper()
@@ -231,11 +308,8 @@ def _read_sasl(words: Mapping[str, str]) -> tuple[str, str, str]:
     if jaas is not None:
         if username is not None or password is not None:
             raise WordError("sasl.jaas.config", "and sasl.username, sasl.password say the same")
-        fields = {
-            match[1]: match[2] if match[2] is not None else match[3]
-            for match in re.finditer(r"(\w+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", jaas)
-        }
-        username, password = fields.get("username"), fields.get("password")
+        said = _jaas_fields(jaas)
+        username, password = said.get("username"), said.get("password")
     if username is None or password is None:
         wanted = 'wants a login module with username="..." and password="...";'
         if jaas is None and (username is not None or password is not None):

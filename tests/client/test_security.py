@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -22,14 +26,16 @@ from raftmq.records import NewRecord
 from raftmq.types import TopicPartition
 from raftmq_client import (
     AuthenticationError,
+    OAuthBearer,
     Outcome,
     Plain,
     Scram,
     Security,
     UsageError,
 )
+from raftmq_client.core.call import Call, struct_call
 from raftmq_client.core.client import ClientCore, ClientOptions
-from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.core.connection import SOFTWARE, ConnectionCore
 from raftmq_client.core.consumer import ConsumerCore
 from raftmq_client.core.partitioners import make_partitioner
 from raftmq_client.core.producer import ProducerCore
@@ -69,6 +75,7 @@ class Line:
     def __init__(self, security: Security | None) -> None:
         self.core = ConnectionCore("test", security=security, host="127.0.0.1")
         self.core.start(0)
+        self.now = 1.0
 
     def heard(self) -> tuple[int, int, bytes]:
         """The api, correlation id and body of the one request written since."""
@@ -82,7 +89,7 @@ class Line:
         frame = struct.pack(">i", correlation_id) + body if not head else head + body
         data = struct.pack(">i", len(frame)) + frame
         self.core.buffer()[: len(data)] = data
-        self.core.received(len(data), 1)
+        self.core.received(len(data), self.now)
 
     def shake(self) -> None:
         api, correlation_id, _ = self.heard()
@@ -94,13 +101,15 @@ class Line:
         assert (api, body[2:]) == (SASL_HANDSHAKE, mechanism)
         self.say(correlation_id, struct.pack(">hih", code, 1, 5) + b"OTHER")
 
-    def token(self, answer: bytes, code: int = 0, message: bytes | None = None) -> bytes:
+    def token(
+        self, answer: bytes, code: int = 0, message: bytes | None = None, lifetime_ms: int = 0
+    ) -> bytes:
         """Answer a SaslAuthenticate; gives what it said."""
         api, correlation_id, body = self.heard()
         assert api == SASL_AUTHENTICATE
         said = struct.pack(">h", -1) if message is None else struct.pack(">h", len(message))
         head = struct.pack(">h", code) + said + (message or b"")
-        tail = struct.pack(">i", len(answer)) + answer + struct.pack(">q", 0)
+        tail = struct.pack(">i", len(answer)) + answer + struct.pack(">q", lifetime_ms)
         self.say(correlation_id, head + tail)
         return body[4:]
 
@@ -199,6 +208,181 @@ def test_a_refusal_says_why() -> None:
     line.shake()
     line.choose(b"PLAIN", 33)
     assert "the broker offers OTHER" in str(line.core.error)
+
+
+BEARER_TOKEN = "head.eyJleHAiOjF9.sign"
+
+
+def bearer(*tokens: str, **extensions: str) -> OAuthBearer:
+    """Gives these tokens one after the other."""
+    left = iter(tokens)
+    return OAuthBearer(lambda: next(left), extensions=extensions)
+
+
+def opened(sasl: OAuthBearer | Plain, lifetime_ms: int) -> Line:
+    """A connection whose session lasts so long from 1 on."""
+    line = Line(Security(sasl=sasl))
+    line.shake()
+    if isinstance(sasl, OAuthBearer):
+        bring(line)
+    line.choose(sasl.mechanism.encode())
+    line.token(b"", lifetime_ms=lifetime_ms)
+    assert line.core.is_ready
+    return line
+
+
+def bring(line: Line) -> None:
+    """Run the errand, as drivers do."""
+    errand = line.core.take_errand()
+    assert errand is not None
+    assert line.core.take_errand() is None
+    line.core.brought(errand(), None, line.now)
+
+
+def asked(line: Line, done: list[Any]) -> Call:
+    """A request that is submitted now."""
+    call = struct_call(ApiKey.API_VERSIONS, SOFTWARE, lambda *ended: done.append(ended))
+    call.deadline = line.now + 30_000
+    line.core.submit(call, line.now)
+    return call
+
+
+def test_a_bearer_token_is_fetched_by_the_driver_and_shown() -> None:
+    line = Line(Security(sasl=bearer("a.b.c", pool="x")))
+    line.shake()
+    assert not line.core.has_outgoing, "nothing is said before there is a token"
+    assert line.core.deadline() == pytest.approx(30_001)
+    bring(line)
+    line.choose(b"OAUTHBEARER")
+    assert line.token(b"") == b"n,,\x01auth=Bearer a.b.c\x01pool=x\x01\x01"
+    assert line.core.is_ready
+
+
+def test_a_token_that_is_refused_is_acknowledged_and_not_shown_again() -> None:
+    sasl = bearer(far_token(1), far_token(2))
+    line = Line(Security(sasl=sasl))
+    line.shake()
+    bring(line)
+    line.choose(b"OAUTHBEARER")
+    line.token(b'{"status": "invalid_token"}')
+    assert line.token(b"", 58, b"invalid credentials") == b"\x01"
+    assert isinstance(line.core.error, AuthenticationError)
+    assert "invalid credentials" in str(line.core.error)
+    assert sasl.prepare() == far_token(2)
+
+
+def far_token(number: int) -> str:
+    said = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + 600, "n": number}).encode())
+    return FAR.setdefault(number, f"h.{said.decode().rstrip('=')}.s")
+
+
+FAR: dict[int, str] = {}
+
+
+def test_a_token_is_shown_for_most_of_its_life_and_then_another() -> None:
+    sasl = bearer(far_token(1), BEARER_TOKEN, far_token(2))
+    assert [sasl.prepare() for _ in range(3)] == [far_token(1)] * 3
+    sasl.forget()
+    assert sasl.prepare() == BEARER_TOKEN, "this one is over already"
+    assert [sasl.prepare() for _ in range(2)] == [far_token(2)] * 2
+
+
+@pytest.mark.parametrize("token", ["", "two words", "a\r\nb", 7])
+def test_what_is_no_token_is_not_said(token: Any) -> None:
+    with pytest.raises(AuthenticationError, match="no bearer token"):
+        OAuthBearer(lambda: token).prepare()
+
+
+@pytest.mark.parametrize("extensions", [{"auth": "x"}, {"a b": "x"}, {"a": "\x01"}])
+def test_what_cannot_be_said_beside_a_token_is_refused(extensions: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        OAuthBearer(lambda: "t", extensions=extensions)
+
+
+def test_no_token_ends_the_connection() -> None:
+    for is_late in (False, True):
+        line = Line(Security(sasl=bearer("a")))
+        line.shake()
+        assert line.core.take_errand() is not None
+        if is_late:
+            line.core.expire(line.core.deadline())
+            line.core.brought("a", None, 40_000)  # which nobody waits for any more
+        else:
+            line.core.brought(None, OSError("unreachable"), 2)
+            assert "unreachable" in str(line.core.error)
+        assert isinstance(line.core.error, AuthenticationError)
+
+
+def test_a_session_is_renewed_once_what_is_in_flight_is_answered() -> None:
+    """KIP-368: the broker takes no other request between the two."""
+    line = opened(Plain("user", "pencil"), 60_000)
+    done: list[Any] = []
+    line.now = 40_000
+    asked(line, done)
+    api, first, _ = line.heard()
+    line.now = 49_000
+    waits = asked(line, done)
+    assert not line.core.has_outgoing
+    assert line.core.in_flight == 2
+    line.say(first, api_versions(), encode_response_header(api, 3, first))
+    assert len(done) == 1
+    line.choose(b"PLAIN")
+    assert not waits.sent
+    assert line.token(b"", lifetime_ms=60_000) == b"\0user\0pencil"
+    api, second, _ = line.heard()
+    assert api == ApiKey.API_VERSIONS
+    line.say(second, api_versions(), encode_response_header(api, 3, second))
+    assert [error for _, error, _ in done] == [None, None]
+    line.now = 49_000 + 47_000
+    asked(line, done)
+    line.heard()  # not yet again
+
+
+def test_requests_go_on_while_a_new_token_is_fetched_but_not_after_the_session() -> None:
+    line = opened(bearer(BEARER_TOKEN, "new"), 60_000)
+    done: list[Any] = []
+    line.now = 50_000
+    asked(line, done)
+    api, first, _ = line.heard()
+    line.say(first, api_versions(), encode_response_header(api, 3, first))
+    line.now = 58_000
+    asked(line, done)
+    assert not line.core.has_outgoing
+    bring(line)
+    line.choose(b"OAUTHBEARER")
+    assert b"Bearer new" in line.token(b"", lifetime_ms=60_000)
+    line.heard()
+
+
+def test_a_token_that_cannot_be_had_is_tried_for_as_long_as_the_session_lasts() -> None:
+    line = opened(bearer(BEARER_TOKEN), 60_000)
+    done: list[Any] = []
+    for line.now in (50_000, 52_000):
+        asked(line, done)
+        assert line.core.take_errand() is not None
+        line.core.brought(None, OSError("unreachable"), line.now)
+        asked(line, done)
+        assert line.core.take_errand() is None, "not at once again"
+        assert not line.core.is_closed
+    line.core.outgoing()
+    line.now = 58_000
+    waits = asked(line, done)
+    assert line.core.take_errand() is not None
+    line.core.brought(None, OSError("unreachable"), line.now)
+    assert isinstance(line.core.error, AuthenticationError)
+    assert not waits.sent
+    assert waits.is_done
+
+
+def test_a_connection_that_is_not_used_is_not_renewed() -> None:
+    line = opened(Plain("user", "pencil"), 60_000)
+    line.now = 500_000
+    line.core.expire(line.now)
+    assert not line.core.has_outgoing
+    asked(line, [])
+    line.choose(b"PLAIN")
+    line.token(b"", 58, b"gone")
+    assert "gone" in str(line.core.error)
 
 
 def test_passwords_are_not_printed() -> None:

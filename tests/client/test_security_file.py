@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import pickle
 import ssl
+import threading
 from pathlib import Path
+from urllib.parse import parse_qs, unquote_plus
 
 import pytest
 import trustme
 
-from raftmq_client import Plain, Scram, UsageError
-from raftmq_client.security_file import SecurityFile, read_security_file
+from raftmq_client import AuthenticationError, Plain, Scram, UsageError
+from raftmq_client.security_file import ClientAccess, SecurityFile, read_security_file
 
 SECRET = "pass:w0rd = not; shown"
+
+
+class TokenServer:
+    """Gives tokens; remembers what it was shown and asked. A context manager."""
+
+    def __init__(self) -> None:
+        self.code, self.body = 200, b'{"access_token": "a.token", "expires_in": 300}'
+        self.asked: list[tuple[str, str]] = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                outer.asked.append((self.headers["Authorization"], form))
+                self.send_response(outer.code)
+                if outer.code == 302:
+                    self.send_header("Location", f"http://127.0.0.1:{outer.port}/elsewhere")
+                self.end_headers()
+                self.wfile.write(outer.body)
+
+            def log_message(self, *_args: object) -> None:
+                pass
+
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> TokenServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> Path:
@@ -129,9 +168,90 @@ def test_paths_of_toml_begin_at_its_folder(tmp_path: Path, certificates: Path) -
     assert "a-token" not in repr(found)
 
 
+BEARER = 'security.protocol = "SASL_SSL"\nsasl.mechanism = "OAUTHBEARER"\n'
+
+
+def test_tokens_come_from_a_file_that_is_read_anew(tmp_path: Path) -> None:
+    token = write(tmp_path / "token", "first.token\n")
+    for said in ('token_file = "token"', f'token.endpoint.url = "file://{token}"'):
+        access = read(tmp_path, f"{BEARER}sasl.oauthbearer.{said}\n").access
+        assert access.tokens is not None
+        bearer = access.tokens.bearer()
+        assert bearer.prepare() == token.read_text().strip()
+        token.write_text("second.token\n")
+        assert bearer.prepare() == "second.token"
+        assert isinstance(pickle.loads(pickle.dumps(access)), ClientAccess)
+    token.unlink()
+    with pytest.raises(AuthenticationError, match="token"):
+        bearer.prepare()
+
+
+@pytest.mark.parametrize("words", ["librdkafka", "java", "java 4.1"])
+def test_tokens_come_from_a_server_for_a_secret(tmp_path: Path, words: str) -> None:
+    with TokenServer() as server:
+        said = {
+            "librdkafka": "sasl.oauthbearer.method=OIDC\nsasl.oauthbearer.client.id=a b\n"
+            f"sasl.oauthbearer.client.secret={SECRET}\nsasl.oauthbearer.scope=kafka\n"
+            "sasl.oauthbearer.extensions=logicalCluster=x, pool=y\n",
+            "java": "sasl.jaas.config=org.OAuthBearerLoginModule required "
+            f'clientId="a b" clientSecret="{SECRET}" scope="kafka" extension_pool="y" '
+            'extension_logicalCluster="x";\n'
+            "sasl.login.callback.handler.class="
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler\n",
+            "java 4.1": "sasl.oauthbearer.client.credentials.client.id=a b\n"
+            f"sasl.oauthbearer.client.credentials.client.secret={SECRET}\n"
+            "sasl.oauthbearer.scope=kafka\n"
+            "sasl.oauthbearer.extensions=pool=y,logicalCluster=x\n",
+        }[words]
+        url = f"sasl.oauthbearer.token.endpoint.url=http://127.0.0.1:{server.port}/token\n"
+        head = "security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\n"
+        found = read(tmp_path, head + url + said, "client.properties")
+        assert SECRET not in repr(found)
+        tokens = found.access.tokens
+        assert tokens is not None
+        assert tokens.extensions == {"logicalCluster": "x", "pool": "y"}
+        assert tokens.fetch() == "a.token"
+        shown, form = server.asked[0]
+        name, secret = base64.b64decode(shown.removeprefix("Basic ")).decode().split(":")
+        assert (unquote_plus(name), unquote_plus(secret)) == ("a b", SECRET)
+        assert parse_qs(form) == {"grant_type": ["client_credentials"], "scope": ["kafka"]}
+        for code, body, told in (
+            (401, b"", "answers 401"),
+            (302, b"", "it is somewhere else"),
+            (200, b"no JSON", "no access_token"),
+            (200, b'{"access_token": 7}', "no access_token"),
+        ):
+            server.code, server.body = code, body
+            with pytest.raises(AuthenticationError, match=told) as caught:
+                tokens.fetch()
+            assert SECRET not in str(caught.value)
+    with pytest.raises(AuthenticationError, match=r"127\.0"):
+        tokens.fetch()
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (BEARER, "'sasl.oauthbearer.token_file' or sasl.oauthbearer.token.endpoint.url"),
+        (
+            f'{BEARER}sasl.oauthbearer.token.endpoint.url = "http://example.org/t"',
+            "'sasl.oauthbearer.token.endpoint.url' must be https",
+        ),
+        (
+            f'{BEARER}sasl.oauthbearer.token.endpoint.url = "https://example.org/t"',
+            "'sasl.oauthbearer.client.id' is missing",
+        ),
+        (
+            f'{BEARER}sasl.oauthbearer.token.endpoint.url = "file://elsewhere/t"',
+            "is file:///PATH, or https",
+        ),
+        (f'{BEARER}sasl.username = "a"', "'sasl.username' contradicts"),
+        (f'{BEARER}sasl.oauthbearer.method = "default"', "'sasl.oauthbearer.method' is oidc"),
+        (f'{BEARER}sasl.login.callback.handler.class = "org.Mine"', "cannot run here"),
+        (
+            'security.protocol = "SASL_SSL"\nsasl.oauthbearer.token_file = "t"',
+            "'sasl.oauthbearer.token_file' contradicts",
+        ),
         ('sasl.usernam = "a"', "word 'sasl.usernam' has no meaning here; did you mean"),
         ('group.id = "a"', "word 'group.id' has no meaning here; known are admin.ca"),
         ("sasl.username = 5", "'sasl.username' is a text: write it in quotes"),
@@ -140,7 +260,7 @@ def test_paths_of_toml_begin_at_its_folder(tmp_path: Path, certificates: Path) -
         ('sasl.username = "a"', "'sasl.username' contradicts security.protocol PLAINTEXT"),
         (
             'security.protocol = "SASL_SSL"\nsasl.mechanism = "GSSAPI"',
-            "'sasl.mechanism' is one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, not 'GSSAPI'",
+            "'sasl.mechanism' is one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, not ",
         ),
         (
             'security.protocol = "SASL_SSL"\nsasl.mechanism = "PLAIN"\nsasl.username = "a"',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,12 @@ from typing import Any
 import pytest
 
 from jepsen_like.live.cluster import free_ports
-from tests.live.harness import Cluster
+from raftmq.types import TopicPartition
+from raftmq_client import AuthenticationError, OAuthBearer
+from raftmq_client.blocking import Admin
+from tests.client.drivers import NAMES, open_driver
+from tests.clients.programs import kafka_command
+from tests.live.harness import RAFTMQ, Cluster
 from tests.runtime.test_token_keys import Server
 from tests.sasl.tokens import AUDIENCE, ISSUER, Issuer
 
@@ -188,3 +194,93 @@ def test_a_new_key_is_found_without_a_restart(served: Served, tmp_path: Path) ->
     served.keys.body = served.issuer.jwks()
     admin = AdminClient(confluent(served, lambda: served.token(key_id="next")))
     assert admin.list_topics(timeout=60).brokers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_client_comes_in_and_goes_on(served: Served, name: str) -> None:
+    """Its tokens live for five seconds more, before which it authenticates again (KIP-368)."""
+    told: list[str] = []
+
+    def tell() -> str:
+        told.append(served.token(exp=int(time.time()) - 25))  # the clocks may be 30 s apart
+        return told[-1]
+
+    topic = f"ours-{name}"
+    with open_driver(name) as driver:
+        with driver.admin(served.address, security=OAuthBearer(tell)) as admin:
+            admin.create_topic(topic, 1)
+        told.clear()
+        with driver.producer(served.address, security=OAuthBearer(tell)) as producer:
+            sent, end_s = 0, time.monotonic() + 9
+            while time.monotonic() < end_s:
+                sent += 1
+                assert producer.send(topic, b"%d" % sent).result(30).offset == sent - 1
+        assert len(set(told)) > 1
+        with driver.consumer(served.address, security=OAuthBearer(tell)) as consumer:
+            consumer.assign({TopicPartition(topic, 0): 0})
+            read: list[bytes] = []
+            while len(read) < sent:
+                read += [bytes(one.value or b"") for one in consumer.poll(30)]
+    assert read == [b"%d" % number for number in range(1, sent + 1)]
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_our_client_is_told_of_a_bad_token(served: Served, kind: str) -> None:
+    with (
+        Admin(served.address, security=OAuthBearer(lambda: BAD[kind](served))) as admin,
+        pytest.raises(AuthenticationError, match="OAUTHBEARER"),
+    ):
+        admin.brokers()
+
+
+def test_the_command_line_takes_a_file_with_a_token(served: Served, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(served.token())
+    file = tmp_path / "client.toml"
+    file.write_text(
+        f'bootstrap.servers = "{served.address}"\nsecurity.protocol = "SASL_PLAINTEXT"\n'
+        'sasl.mechanism = "OAUTHBEARER"\nsasl.oauthbearer.token_file = "token"\n'
+    )
+    words = [RAFTMQ, "topic", "list", "--security", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    token.write_text(served.token(lives_s=-60))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "OAUTHBEARER" in done.stderr
+    assert token.read_text() not in done.stderr
+
+
+JAVA = "org.apache.kafka.common.security.oauthbearer"
+
+
+@pytest.mark.polyglot
+@pytest.mark.parametrize("kind", ["good", "audience"])
+def test_kafkas_own_client(served: Served, tmp_path: Path, kind: str) -> None:
+    """Kafka 4.1 reads a token only where a property of the virtual machine allows it
+    (CVE-2025-27817)."""
+    token = tmp_path / "token.jwt"
+    token.write_text(served.token() if kind == "good" else BAD[kind](served))
+    config = tmp_path / "client.properties"
+    config.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+        f"sasl.jaas.config={JAVA}.OAuthBearerLoginModule required;\n"
+        f"sasl.login.callback.handler.class={JAVA}.OAuthBearerLoginCallbackHandler\n"
+        f"sasl.oauthbearer.token.endpoint.url={token.as_uri()}\n"
+        "request.timeout.ms=20000\ndefault.api.timeout.ms=20000\n"
+    )
+    java, *rest = kafka_command()
+    allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={token.as_uri()}"
+    words = [java, allowed, *rest, "org.apache.kafka.tools.TopicCommand", "--create"]
+    words += ["--bootstrap-server", served.address, "--command-config", str(config)]
+    words += ["--topic", "java"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    told = done.stdout + done.stderr
+    if kind == "good":
+        assert done.returncode == 0, told
+        assert "Created topic java" in told
+    else:
+        assert done.returncode != 0
+        assert "SaslAuthenticationException" in told, told
+        assert "invalid_token" in told

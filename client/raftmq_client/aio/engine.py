@@ -20,7 +20,7 @@ from raftmq_client.aio.wires import UNREACHABLE, Backend, Tasks, Wire, current_b
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call, Finish
 from raftmq_client.core.client import ClientCore, Link
-from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.core.connection import ConnectionCore, Errand
 from raftmq_client.core.warm_up import is_cold, warm_up
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
 from raftmq_client.forks import Lineage
@@ -363,6 +363,9 @@ class Engine:
             assert self._tasks is not None
             self._tasks.start_soon(self._serve, channel)
         for channel in list(self._channels.values()):
+            if (errand := channel.connection.take_errand()) is not None:
+                assert self._tasks is not None
+                self._tasks.start_soon(self._run_errand, channel, errand)
             if channel.connection.is_closed:
                 self.drop(channel, str(channel.connection.error))
             elif channel.wire is not None and channel.connection.has_outgoing:
@@ -370,6 +373,16 @@ class Engine:
         if self.after_turn is not None:
             self.after_turn()
         self._notify()
+
+    async def _run_errand(self, channel: _Channel, errand: Errand) -> None:
+        """Get what a connection waits for, in a thread that a cancellation leaves alone."""
+        try:
+            told = await anyio.to_thread.run_sync(errand, abandon_on_cancel=True)
+        except Exception as error:  # noqa: BLE001 - of the user's function: it goes to the callers
+            channel.connection.brought(None, error, self.now())
+        else:
+            channel.connection.brought(told, None, self.now())
+        self.happened()
 
     async def _serve(self, channel: _Channel) -> None:
         """Connect, and move bytes until the end."""

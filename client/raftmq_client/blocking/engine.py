@@ -24,7 +24,7 @@ from raftmq.types import Buffer
 from raftmq_client.core.admin_flow import Flow, Pause
 from raftmq_client.core.call import Call
 from raftmq_client.core.client import ClientCore, Link
-from raftmq_client.core.connection import ConnectionCore
+from raftmq_client.core.connection import ConnectionCore, Errand
 from raftmq_client.errors import ClientError, ForkedError, TimedOutError, UsageError
 from raftmq_client.forks import Lineage
 
@@ -372,6 +372,13 @@ class Engine:
         self._to_open.extend(client.take_connects())
         now = now_ms()
         for channel in list(self._channels.values()):
+            if (errand := channel.connection.take_errand()) is not None:
+                threading.Thread(
+                    target=self._run_errand,
+                    args=(channel.connection, errand),
+                    name=f"{self._thread.name}-token",
+                    daemon=True,
+                ).start()
             if channel.connection.is_closed:
                 assert channel.connection.error is not None
                 self._drop(channel, str(channel.connection.error))
@@ -379,6 +386,18 @@ class Engine:
                 self._drop(channel, "no connection in time")
             elif channel.connection.has_outgoing:
                 self._flush(channel)
+
+    def _run_errand(self, connection: ConnectionCore, errand: Errand) -> None:
+        """Get what a connection waits for, in a thread of its own."""
+        told, failure = None, None
+        try:
+            told = errand()
+        except Exception as error:  # noqa: BLE001 - of the user's function: it goes to the callers
+            failure = error
+        with self.lock:
+            if not self._is_closing:
+                connection.brought(told, failure, now_ms())
+                self.wake()
 
     def _drain_wakes(self) -> None:
         try:

@@ -5,6 +5,11 @@ ApiVersions; calls submitted meanwhile wait unsent. A connection that fails comp
 those whose bytes may have left with `ConnectionLostError` (unknown), the others with
 `ConnectionFailedError`.
 
+Where the broker says that a session ends (KIP-368), the connection authenticates again in time:
+calls wait then until what is in flight is answered and the broker knows it again. What that needs
+and takes long, a token, is an errand: the driver takes it, runs it in a thread and brings what it
+gave.
+
 `FrameReader` cuts the byte stream into length-prefixed frames without copying large ones twice. The
 driver asks for `buffer()`, receives into it and calls `received(n)`. A frame of known size gets a
 buffer of its own, so that a 1 MiB fetch answer is received in place; sizes are checked before
@@ -17,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from attrs import define
 
@@ -38,8 +43,8 @@ from raftmq_client.core.security import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     SASL_VERSION,
-    Plain,
-    Scram,
+    OAuthBearer,
+    Sasl,
     Security,
     decode_mechanisms,
     decode_token,
@@ -155,6 +160,16 @@ SOFTWARE = Struct(client_software_name="raftmq", client_software_version="0.1")
 """What an ApiVersions request says."""
 HANDSHAKE_VERSION = 3
 _FORGIVEN_MS = 10_000.0
+RENEW_SHARE: Final = 0.8
+"""Of its session a connection authenticates again after so much."""
+HOLD_SHARE: Final = 0.95
+"""After so much nothing more is sent before that: the broker would hang up."""
+RENEW_MS_MIN: Final = 1_000.0
+"""Brokers refuse to be asked more often."""
+ERRAND_MS_MAX: Final = 30_000.0
+_NEVER: Final = float("inf")
+Errand: TypeAlias = Callable[[], str]
+"""What takes long: to be run in a thread. Its result, or error, goes to `brought`."""
 
 
 @define(eq=False)
@@ -194,6 +209,13 @@ class ConnectionCore:
         """Counts answers; lets drivers notice progress."""
         self.is_closed = False
         self.error: ClientError | None = None
+        self._renew_at = self._hold_at = _NEVER
+        self._is_renewing = False
+        self._is_held = False  # calls wait until the broker knows the client again
+        self._token: str | None = None  # fetched, to be shown once nothing is in flight
+        self._errand: Errand | None = None  # for the driver to take
+        self._errand_deadline = _NEVER  # while one is under way
+        self._versions_to_open: dict[int, tuple[int, int]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -217,7 +239,7 @@ class ConnectionCore:
             return
         if self.is_closed:
             call.complete(None, ConnectionFailedError(str(self.error)), now)
-        elif self.versions is None:
+        elif self.versions is None or self._must_wait(now):
             self._queue.append(call)
         else:
             self._send(call, now)
@@ -287,6 +309,7 @@ class ConnectionCore:
             return
         self.is_closed = True
         self.error = error or ConnectionFailedError(reason)
+        self._errand, self._errand_deadline = None, _NEVER
         self._out.clear()
         waiting, self._waiting = self._waiting, deque()
         queue, self._queue = self._queue, deque()
@@ -302,15 +325,18 @@ class ConnectionCore:
 
     def deadline(self) -> float:
         """When `expire` should next be called."""
-        times = [self._due(item.call) for item in self._waiting]
+        times = [self._errand_deadline, *(self._due(item.call) for item in self._waiting)]
         times.extend(call.deadline for call in self._queue)
-        return min(times, default=float("inf"))
+        return min(times)
 
     def expire(self, now: float) -> None:
         """Finish overdue calls; an unanswered one costs the connection, since order is lost.
 
         Only an expendable one is forgiven for a while.
         """
+        if self._errand_deadline <= now:
+            self.fail("no token in time", now, AuthenticationError("no token in time"))
+            return
         for call in [call for call in self._queue if call.deadline <= now]:
             self._queue.remove(call)
             call.complete(None, TimedOutError("no connection in time", sent=False), now)
@@ -365,17 +391,25 @@ class ConnectionCore:
         for call in queue:
             self._send(call, now)
 
-    def _authenticate(
-        self, sasl: Plain | Scram, versions: dict[int, tuple[int, int]], now: float
-    ) -> None:
-        """Choose the mechanism, then say and hear what it wants (KIP-43, KIP-152)."""
+    # Authentication, the first and all later ones (KIP-43, KIP-152, KIP-368).
+
+    def _authenticate(self, sasl: Sasl, versions: dict[int, tuple[int, int]], now: float) -> None:
+        """Get what has to be said; then choose the mechanism, say it and hear what comes of it."""
         if SASL_HANDSHAKE not in versions:
             reason = "the port is plain: it asks for no authentication"
             self.fail(reason, now, AuthenticationError(f"{sasl.mechanism}: {reason}"))
             return
-        exchange = sasl.exchange()
+        if isinstance(sasl, OAuthBearer) and self._token is None:
+            self._errand = sasl.prepare
+            self._errand_deadline = now + ERRAND_MS_MAX
+            self._versions_to_open = versions
+            return
+        token, self._token = self._token, None
+        exchange = sasl.exchange(token or "") if isinstance(sasl, OAuthBearer) else sasl.exchange()
 
         def refuse(reason: str, at: float) -> None:
+            if isinstance(sasl, OAuthBearer):
+                sasl.forget()
             self.fail(reason, at, AuthenticationError(f"{sasl.mechanism}: {reason}"))
 
         def chosen(response: Any, error: ClientError | None, at: float) -> None:
@@ -384,7 +418,8 @@ class ConnectionCore:
                 return
             code, offered = response
             if code == ErrorCode.ILLEGAL_SASL_STATE:
-                refuse("the port is plain: it asks for no authentication", at)
+                plain = "the port is plain: it asks for no authentication"
+                refuse("it was too soon to authenticate again" if self.versions else plain, at)
                 return
             if code:
                 refuse(f"not offered; the broker offers {', '.join(offered) or 'nothing'}", at)
@@ -398,18 +433,75 @@ class ConnectionCore:
             if error is not None:
                 self.fail(f"no authentication: {error}", at)
                 return
-            code, message, token = response
+            code, message, token, lifetime_ms = response
             if code:
                 refuse(message or f"error {code}", at)
                 return
             try:
                 say(exchange.send(token), at)
             except StopIteration:
+                self._session_begins(lifetime_ms, at)
                 self._open(versions, at)
             except AuthenticationError as failure:
                 refuse(str(failure), at)
 
         self._ask(SASL_HANDSHAKE, encode_mechanism(sasl.mechanism), decode_mechanisms, chosen, now)
+
+    def take_errand(self) -> Errand | None:
+        """What the driver is to run in a thread, once; it ends with `brought`."""
+        errand, self._errand = self._errand, None
+        return errand
+
+    def brought(self, token: str | None, error: Exception | None, now: float) -> None:
+        """The end of an errand: what it gave, or None and why it gave nothing."""
+        if self.is_closed or self._errand_deadline == _NEVER:
+            return  # too late
+        self._errand_deadline = _NEVER
+        sasl = self._sasl
+        assert sasl is not None
+        if token is None and self.versions is not None and now < self._hold_at:
+            self._is_renewing = False  # tried again, as long as the session lasts
+            self._renew_at = now + RENEW_MS_MIN
+            return
+        if token is None:
+            reason = f"{sasl.mechanism}: no token: {error}"
+            failure = AuthenticationError(reason)
+            failure.__cause__ = error
+            self.fail(reason, now, failure)
+            return
+        self._token = token
+        if self.versions is None:
+            self._authenticate(sasl, self._versions_to_open, now)
+        else:
+            self._is_held = True
+            self._go_on_renewing(now)
+
+    def _session_begins(self, lifetime_ms: int, now: float) -> None:
+        self._is_renewing = self._is_held = False
+        self._renew_at = self._hold_at = _NEVER
+        if lifetime_ms > 0:
+            self._renew_at = now + max(RENEW_MS_MIN, RENEW_SHARE * lifetime_ms)
+            self._hold_at = now + max(RENEW_MS_MIN, HOLD_SHARE * lifetime_ms)
+
+    def _must_wait(self, now: float) -> bool:
+        """True when a call is to wait for the next authentication, which begins here when it is
+        due: a connection that nobody uses does not need one."""
+        if now >= self._renew_at and not self._is_renewing:
+            self._is_renewing = True
+            if isinstance(self._sasl, OAuthBearer):
+                self._errand = self._sasl.prepare
+                self._errand_deadline = now + ERRAND_MS_MAX
+            else:
+                self._is_held = True
+                self._go_on_renewing(now)
+        return self._is_held or now >= self._hold_at
+
+    def _go_on_renewing(self, now: float) -> None:
+        """Authenticate again once nothing is in flight: the broker takes no other request then."""
+        if self._is_held and not self._waiting and not self.is_closed:
+            assert self._sasl is not None
+            assert self.versions is not None
+            self._authenticate(self._sasl, self.versions, now)
 
     def _ask(
         self, api: int, body: bytes, read: Callable[[Buffer], Any], finish: Finish, now: float
@@ -486,6 +578,7 @@ class ConnectionCore:
             call.complete(None, CorruptAnswerError(f"{about}: {reason}"), now)
             raise RemoteProtocolError(reason) from error
         call.complete(response, None, now)
+        self._go_on_renewing(now)
 
 
 def _read_api_versions(version: int, body: memoryview) -> Struct:
