@@ -33,7 +33,7 @@ from raftmq.node.data_plane import DataPlane
 from raftmq.node.environment import Tasks
 from raftmq.node.work_queue import RETRY_MS, WorkItem, WorkQueue
 from raftmq.partition.filtered import FilteredPartition
-from raftmq.partition.look_ups import look_up
+from raftmq.partition.look_ups import MAX_TIMESTAMP, look_up
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import NO_OFFSET, OffsetResult, ReadResult
@@ -477,15 +477,54 @@ class NodeViews:
                 await self._tasks.wait(self._has_asked)
             asked = self._asked.popleft()
             try:
-                result = await self._first_since(asked)
+                result = await self._look_up(asked)
             except KafkaError as error:
                 result = OffsetResult(error.code)
             except DiskError:
                 result = OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
             asked.settle(result)
 
-    async def _first_since(self, asked: _Asked) -> OffsetResult:
-        """The first match that is not older than the time asked for.
+    async def _look_up(self, asked: _Asked) -> OffsetResult:
+        """What is asked for.
+
+        Raises:
+            KafkaError: something cannot be read now.
+            DiskError: the device failed.
+        """
+        if asked.timestamp != MAX_TIMESTAMP:
+            return await self._first_since(asked, asked.timestamp)
+        return await self._newest(asked)
+
+    async def _newest(self, asked: _Asked) -> OffsetResult:
+        """The first of the matches that have the greatest timestamp (KIP-734): in a log that is in
+        the order of time it is in the last batch with a match, and what is newer than that one
+        stands behind the first record of the base that is."""
+        shown, base = asked.shown, asked.shown.base
+        examined = shown.when_examined()
+        await self._tasks.wait(examined)
+        if (result := examined.result()).code is not ErrorCode.NONE:
+            return result
+        row, end = shown.last_row(), base.stable_end
+        if row is None or end == NO_OFFSET:
+            code = ErrorCode.NONE if row is None else ErrorCode.OFFSET_NOT_AVAILABLE
+            return OffsetResult(code)
+        last = await self._time_job(shown, row, 0, is_newest=True)
+        newest_ms = -1 if last.found is None else last.found[0]
+        look = partial(look_up, base.replica, newest_ms + 1, end, may_wait=False)
+        newer = await read_cold(self._tasks, base, look)
+        if newer.code is not ErrorCode.NONE:
+            return newer
+        at = end if newer.offset == NO_OFFSET else newer.offset
+        while (row := shown.row_from(at)) is not None and not asked.promise.is_done:
+            job = await self._time_job(shown, row, newest_ms + 1, is_newest=True)
+            newest_ms = newest_ms if job.found is None else job.found[0]
+            at = Offset(row.last_match + 1)
+        if newest_ms < 0:
+            return OffsetResult(ErrorCode.NONE)
+        return await self._first_since(asked, newest_ms)
+
+    async def _first_since(self, asked: _Asked, timestamp: int) -> OffsetResult:
+        """The first match that is not older than a time.
 
         Raises:
             KafkaError: something cannot be read now.
@@ -497,7 +536,7 @@ class NodeViews:
         end = base.stable_end
         if end == NO_OFFSET:
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
-        look = partial(look_up, base.replica, asked.timestamp, end, may_wait=False)
+        look = partial(look_up, base.replica, timestamp, end, may_wait=False)
         first = await read_cold(self._tasks, base, look)
         if first.code is not ErrorCode.NONE or first.offset == NO_OFFSET:
             return first
@@ -511,14 +550,16 @@ class NodeViews:
             if row is None:
                 await self._tasks.wait(examined)
                 continue
-            job = await self._time_job(shown, row, asked.timestamp)
+            job = await self._time_job(shown, row, timestamp)
             if job.found is not None:
                 stamp, offset, epoch = job.found
                 return OffsetResult(ErrorCode.NONE, Offset(offset), stamp, LeaderEpoch(epoch))
             at = Offset(row.last_match + 1)
         return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
 
-    async def _time_job(self, shown: FilteredPartition, row: Row, timestamp: int) -> TimeJob:
+    async def _time_job(
+        self, shown: FilteredPartition, row: Row, timestamp: int, *, is_newest: bool = False
+    ) -> TimeJob:
         """Look into one batch.
 
         Raises:
@@ -532,7 +573,7 @@ class NodeViews:
             await self._tasks.in_thread(job.run)
             shown.base.prepared(job)
         start = shown.base.replica.log_start_offset
-        look = TimeJob(spans, row.base_offset, start, timestamp, shown.condition)
+        look = TimeJob(spans, row.base_offset, start, timestamp, shown.condition, is_newest)
         await self._tasks.in_thread(look.run)
         return look
 

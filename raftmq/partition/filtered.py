@@ -29,7 +29,7 @@ from attrs import define, field
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.model import DamagedError
-from raftmq.partition.look_ups import epoch_at
+from raftmq.partition.look_ups import MAX_TIMESTAMP, epoch_at
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.partition import (
     EARLIEST,
@@ -120,7 +120,7 @@ class _Ask:
 
 
 LookUp = Callable[["FilteredPartition", int], Promise[OffsetResult]]
-"""look_up(view, timestamp): the first match that is not older (`node/views.py`)."""
+"""look_up(view, timestamp): the first match that is not older, or the newest (`node/views.py`)."""
 
 
 class FilteredPartition(Partition):
@@ -421,6 +421,15 @@ class FilteredPartition(Partition):
             index, max(offset, self.base.replica.log_start_offset), self.base.readable_end
         )
 
+    def last_row(self) -> Row | None:
+        """The last batch with a match of which one may be read, of what is examined.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        index = self.view_index
+        return None if index is None else self.row_from(Offset(index.end - 1))
+
     def first_match(self, offset: Offset) -> Offset:
         """Where the batch with the first match at or above `offset` begins, `offset` where there is
         none; not below the log's start."""
@@ -542,7 +551,7 @@ class FilteredPartition(Partition):
             return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         if timestamp == LATEST_TIERED:
             return OffsetResult(ErrorCode.NONE)
-        if timestamp < LATEST:  # MAX_TIMESTAMP too: the index does not know times
+        if timestamp < LATEST and timestamp != MAX_TIMESTAMP:
             return OffsetResult(ErrorCode.UNSUPPORTED_VERSION)
         if timestamp == LATEST:
             later = self.when_examined()

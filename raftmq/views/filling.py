@@ -133,10 +133,11 @@ class RebuildJob:
 
 @define(slots=True, eq=False)
 class TimeJob:
-    """Finds the first match in a batch that is not older than a timestamp.
+    """Finds the first match in a batch that is not older than a timestamp, or the newest of those.
 
     Attributes:
         start: matches below are deleted.
+        is_newest: the first of those that have the greatest timestamp is wanted.
         found: (timestamp, offset, leader epoch), None where there is none.
     """
 
@@ -145,6 +146,7 @@ class TimeJob:
     start: int
     timestamp_ms: int
     condition: Condition
+    is_newest: bool = False
     found: tuple[int, int, int] | None = None
 
     def run(self) -> None:
@@ -161,9 +163,12 @@ class TimeJob:
 
     def _look(self, header: BatchHeader, matches: Buffer) -> None:
         for record in read_records(matches) if matches else ():
-            if record.offset >= self.start and record.timestamp >= self.timestamp_ms:
-                stamp = min(record.timestamp, TIMESTAMP_MAX)
+            stamp = min(record.timestamp, TIMESTAMP_MAX)
+            if record.offset < self.start or stamp < self.timestamp_ms:
+                continue
+            if self.found is None or stamp > self.found[0]:
                 self.found = stamp, record.offset, header.leader_epoch
+            if not self.is_newest:
                 return
 
 

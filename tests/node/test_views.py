@@ -7,6 +7,8 @@ from uuid import UUID
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from immutables import Map
 
 from jepsen_like.cluster.tasks import SimTasks
@@ -17,6 +19,7 @@ from raftmq.metadata.image import MetadataImage, PartitionImage, TopicImage, Vie
 from raftmq.node import views as node_views
 from raftmq.node.views import NodeViews
 from raftmq.partition.filtered import FilteredPartition
+from raftmq.partition.look_ups import MAX_TIMESTAMP
 from raftmq.partition.partition import LATEST
 from raftmq.partition.ports import NO_OFFSET, OffsetResult
 from raftmq.partition.registry import PartitionRegistry
@@ -325,6 +328,41 @@ def test_times_are_those_of_matches() -> None:
         60: (NO_OFFSET, -1),
     }
     assert all(result.code is ErrorCode.NONE for result in found.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("ax"), st.integers(0, 6)), min_size=1, max_size=4),
+        max_size=10,
+    ),
+    st.integers(0, 12),
+)
+def test_the_newest_match_is_the_first_of_the_greatest_timestamp(
+    batches: list[list[tuple[str, int]]], log_start: int
+) -> None:
+    """In whatever order times are, and after some of the log was deleted (KIP-734)."""
+    run = Run()
+    run.open()
+    for batch in batches:
+        records = [
+            NewRecord(None, b"v", 1_000 + at, (("tag", mark.encode()),)) for mark, at in batch
+        ]
+        run.node.produce(memoryview(build_batch(records)))
+        run.node.flush()
+    rows = [row for batch in batches for row in batch]
+    log_start = min(log_start, len(rows))
+    run.node.partition.delete_records(log_start, 1000)
+    run.node.flush()
+    run.go()
+    matches = [
+        (1_000 + at, -offset)
+        for offset, (mark, at) in enumerate(rows)
+        if mark == "x" and offset >= log_start
+    ]
+    stamp, offset = max(matches, default=(-1, -NO_OFFSET))
+    result = run.time(MAX_TIMESTAMP)
+    assert (result.code, int(result.offset), result.timestamp) == (ErrorCode.NONE, -offset, stamp)
 
 
 def test_a_look_up_waits_for_what_is_not_examined() -> None:

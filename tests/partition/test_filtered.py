@@ -494,12 +494,13 @@ def test_epochs_are_the_bases() -> None:
     assert diverging.diverging is not None
 
 
-def test_times_are_looked_up_elsewhere_and_the_newest_is_not_known() -> None:
+def test_times_are_looked_up_elsewhere() -> None:
     viewed = Viewed().load()
     viewed.commit()
-    assert viewed.view.list_offset(5).later is not None
-    assert viewed.asked == [(viewed.view, 5)]
-    assert viewed.view.list_offset(MAX_TIMESTAMP).code is ErrorCode.UNSUPPORTED_VERSION
+    for timestamp in (5, MAX_TIMESTAMP):
+        assert viewed.view.list_offset(timestamp).later is not None
+    assert viewed.asked == [(viewed.view, 5), (viewed.view, MAX_TIMESTAMP)]
+    assert viewed.view.list_offset(-7).code is ErrorCode.UNSUPPORTED_VERSION
 
 
 def test_what_is_kept_of_made_batches_is_bounded() -> None:
