@@ -6,7 +6,6 @@ import ast
 import graphlib
 from collections import Counter
 from collections.abc import Collection, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,14 +35,6 @@ LONG_FUNCTIONS: dict[str, str] = {
 """Functions that may be longer, as `path:name`, and why."""
 SMALL_MODULES: dict[str, str] = {}
 """Modules that may be smaller although one module alone imports them, and why."""
-CIRCLES: dict[tuple[str, str], str] = {
-    (
-        f"raftmq.raft.{role}",
-        "raftmq.raft.core",
-    ): "the roles of a replica are one subject, and act on its core"
-    for role in ("election", "follower", "leader")
-}
-"""Imports that may close a circle, and why."""
 
 
 def name_of(path: Path) -> str:
@@ -150,7 +141,6 @@ def circle_in(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-@cache
 def shipped_imports() -> dict[str, set[str]]:
     """What each module of what is shipped imports of the others."""
     known = all_modules()
@@ -162,21 +152,8 @@ def shipped_imports() -> dict[str, set[str]]:
 
 def test_no_module_imports_itself_through_others() -> None:
     """Not even for an annotation: what two modules both need belongs to one, or below both."""
-    allowed = {
-        name: {to for to in found if (name, to) not in CIRCLES}
-        for name, found in shipped_imports().items()
-    }
-    assert circle_in(allowed) == [], "move the type, take a Protocol, or make one module of them"
-    assert all(CIRCLES.values()), "each exception has a reason"
-
-
-@pytest.mark.parametrize("left_out", CIRCLES, ids=" ".join)
-def test_each_allowed_circle_is_there(left_out: tuple[str, str]) -> None:
-    kept = {
-        name: {to for to in found if (name, to) == left_out or (name, to) not in CIRCLES}
-        for name, found in shipped_imports().items()
-    }
-    assert set(left_out) <= set(circle_in(kept))
+    circle = circle_in(shipped_imports())
+    assert circle == [], "move the type, take a Protocol, or make one module of them"
 
 
 def test_a_circle_is_found_wherever_its_imports_stand() -> None:

@@ -19,7 +19,7 @@ that promoted it, and without its vote a group could stay without a leader.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from raftmq.ports import Random
 from raftmq.raft.membership import VoteOutcome, vote_outcome
@@ -31,10 +31,8 @@ from raftmq.raft.messages import (
     VoteReply,
     VoteRequest,
 )
+from raftmq.raft.replica_state import ReplicaState
 from raftmq.types import RaftIndex, ReplicaId, Term
-
-if TYPE_CHECKING:
-    from raftmq.raft.core import RaftCore
 
 TIMEOUT_DOUBLINGS_MAX: Final = 3
 """Timeouts are doubled so many times at most."""
@@ -63,7 +61,7 @@ class Election:
         "votes",
     )
 
-    def __init__(self, core: RaftCore, random: Random) -> None:
+    def __init__(self, core: ReplicaState, random: Random) -> None:
         self._core = core
         self._random = random
         self.votes: dict[ReplicaId, bool] = {}

@@ -1,13 +1,11 @@
 """What a follower does when its leader asks: append, commit, begin anew at a log start.
 
-Accepting a request means that its entries, and all before them, agree with the leader's log (Raft
-§5.3); the reply that says so leaves after the flush. Never drops a suffix that agrees, never
-touches anything below commit_end.
+The core has noted before that the leader lives. Accepting a request means that its entries, and all
+before them, agree with the leader's log (Raft §5.3); the reply that says so leaves after the flush.
+Never drops a suffix that agrees, never touches anything below commit_end.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.membership import Configuration
@@ -20,15 +18,12 @@ from raftmq.raft.messages import (
     HeartbeatReply,
     InstallLogStart,
 )
+from raftmq.raft.replica_state import ReplicaState
 from raftmq.types import RaftIndex, ReplicaId, Term
 
-if TYPE_CHECKING:
-    from raftmq.raft.core import RaftCore
 
-
-def on_append_request(core: RaftCore, request: AppendRequest) -> None:
+def on_append_request(core: ReplicaState, request: AppendRequest) -> None:
     """Append what follows our log, repair what differs, answer with what agrees."""
-    core.election.hear_leader(request.sender)
     epochs = core.epochs
     entries = request.entries
     if request.prev_end == epochs.log_end and request.prev_term == epochs.last_term:
@@ -49,13 +44,12 @@ def on_append_request(core: RaftCore, request: AppendRequest) -> None:
     _accept(core, request.sender)
 
 
-def on_heartbeat(core: RaftCore, heartbeat: Heartbeat) -> None:
+def on_heartbeat(core: ReplicaState, heartbeat: Heartbeat) -> None:
     """Note that the leader lives, and what it committed of what we are known to hold.
 
     One of a round that was answered only announces a commit: a reply would say nothing new, and
     cost the leader more than the announcement. Lost replies are made good by the next round.
     """
-    core.election.hear_leader(heartbeat.sender)
     before = core.commit_end
     _commit(core, heartbeat.commit_end)
     is_announcement = core.answered_round == (core.term, heartbeat.round)
@@ -63,7 +57,7 @@ def on_heartbeat(core: RaftCore, heartbeat: Heartbeat) -> None:
         core.effects.send_now.append(heartbeat_reply(core, heartbeat))
 
 
-def heartbeat_reply(core: RaftCore, heartbeat: Heartbeat) -> HeartbeatReply:
+def heartbeat_reply(core: ReplicaState, heartbeat: Heartbeat) -> HeartbeatReply:
     """Say what of the leader's log has arrived here."""
     core.answered_round = (core.term, heartbeat.round)
     return HeartbeatReply(
@@ -76,9 +70,8 @@ def heartbeat_reply(core: RaftCore, heartbeat: Heartbeat) -> HeartbeatReply:
     )
 
 
-def on_install_log_start(core: RaftCore, install: InstallLogStart) -> None:
+def on_install_log_start(core: ReplicaState, install: InstallLogStart) -> None:
     """Begin anew at the leader's log start, unless our log reaches it and agrees there (§7)."""
-    core.election.hear_leader(install.sender)
     log_start = install.log_start
     if log_start > core.commit_end:
         if core.epochs.matches(log_start, install.previous_term):
@@ -90,7 +83,7 @@ def on_install_log_start(core: RaftCore, install: InstallLogStart) -> None:
     _accept(core, install.sender)
 
 
-def _begin_anew(core: RaftCore, install: InstallLogStart) -> None:
+def _begin_anew(core: ReplicaState, install: InstallLogStart) -> None:
     if install.log_start <= core.matched_end:
         raise RemoteProtocolError(
             f"a log start at {install.log_start} from {install.sender} contradicts what agrees"
@@ -104,7 +97,7 @@ def _begin_anew(core: RaftCore, install: InstallLogStart) -> None:
     core.effects.install_log_start(install)
 
 
-def _append(core: RaftCore, entries: tuple[Entry, ...]) -> None:
+def _append(core: ReplicaState, entries: tuple[Entry, ...]) -> None:
     epochs = core.epochs
     for entry in entries:
         epochs.append(entry.term, entry.start, entry.end)
@@ -114,7 +107,7 @@ def _append(core: RaftCore, entries: tuple[Entry, ...]) -> None:
 
 
 def _merge(
-    core: RaftCore, agreed_end: RaftIndex, agreed_term: Term, entries: tuple[Entry, ...]
+    core: ReplicaState, agreed_end: RaftIndex, agreed_term: Term, entries: tuple[Entry, ...]
 ) -> RaftIndex:
     """Skip what we have, replace our suffix from the first that differs; returns what agrees."""
     epochs = core.epochs
@@ -139,13 +132,13 @@ def _merge(
     return agreed_end
 
 
-def _commit(core: RaftCore, leader_commit_end: RaftIndex) -> None:
+def _commit(core: ReplicaState, leader_commit_end: RaftIndex) -> None:
     commit_end = min(leader_commit_end, core.matched_end)
     if commit_end > core.commit_end:
         core.set_commit_end(commit_end)
 
 
-def _accept(core: RaftCore, leader: ReplicaId) -> None:
+def _accept(core: ReplicaState, leader: ReplicaId) -> None:
     reply = AppendReply(
         core.term,
         core.self_id,
@@ -163,7 +156,7 @@ def _accept(core: RaftCore, leader: ReplicaId) -> None:
         waiting.append(reply)
 
 
-def _refuse(core: RaftCore, request: AppendRequest) -> None:
+def _refuse(core: ReplicaState, request: AppendRequest) -> None:
     if request.prev_end <= core.commit_end:
         raise RemoteProtocolError(
             f"{request.sender} has another entry before {request.prev_end}, which is committed here"

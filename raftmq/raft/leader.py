@@ -15,9 +15,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
+from raftmq.raft.election import Election
 from raftmq.raft.membership import Configuration, check_change, majority, quorum_end
 from raftmq.raft.messages import (
     AppendReply,
@@ -30,10 +31,8 @@ from raftmq.raft.messages import (
     TimeoutNow,
 )
 from raftmq.raft.progress import Progress, ProgressState
+from raftmq.raft.replica_state import ReplicaState
 from raftmq.types import RaftIndex, ReplicaId
-
-if TYPE_CHECKING:
-    from raftmq.raft.core import RaftCore
 
 _ELECTION_PAYLOAD: Final = Struct(">BiQ")  # version, node id, storage id of the leader
 _entry_start = attrgetter("start")
@@ -60,6 +59,7 @@ class Leadership:
         "_chunks",
         "_core",
         "_counts_self",
+        "_election",
         "_first_round",
         "_followers",
         "_heartbeat_at",
@@ -74,8 +74,9 @@ class Leadership:
         "transferee",
     )
 
-    def __init__(self, core: RaftCore, term_start: RaftIndex) -> None:
+    def __init__(self, core: ReplicaState, election: Election, term_start: RaftIndex) -> None:
         self._core = core
+        self._election = election
         self.term_start = term_start
         self.progress: dict[ReplicaId, Progress] = {}  # of all members but this replica
         self._followers: list[Progress] = []  # the same, in a fixed order
@@ -112,17 +113,17 @@ class Leadership:
             return
         self._heartbeat_at = core.now + core.config.heartbeat_ticks
         if core.config.check_quorum and not self._hears_quorum():
-            core.election.lose_time()
+            self._election.lose_time()
             core.become_follower(core.term, None)
             return
-        core.election.decay_backoff()
+        self._election.decay_backoff()
         if self.transferee is not None and core.now >= self._transfer_deadline:
             self.transferee = None
         self._begin_round()
 
     def _hears_quorum(self) -> bool:
         # As long as the slowest follower waits: before that no other replica stands for election.
-        since = self._core.now - 2 * self._core.election.least_timeout
+        since = self._core.now - 2 * self._election.least_timeout
         heard = int(self._counts_self)
         for progress in self._voting:
             if progress.last_heard_tick > since:

@@ -25,10 +25,11 @@ from raftmq.log.model import DamagedError
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.log.verification import StoredJob
 from raftmq.ports import Buggify, Clock, DiskError, Random, Runnable
-from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.core import RaftCore
 from raftmq.raft.epoch_history import EpochHistory
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Entry, EntryKind, HardState, StoredChunk
+from raftmq.raft.replica_state import RaftConfig
 from raftmq.types import (
     METADATA_GROUP,
     Buffer,

@@ -10,8 +10,8 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
 from raftmq.log.replicated_log import ReplicatedLog
 from raftmq.ports import DiskError, Runnable
-from raftmq.raft.core import RaftConfig
 from raftmq.raft.messages import SoftState
+from raftmq.raft.replica_state import RaftConfig
 from raftmq.replication.broken_invariants import ReportBroken
 from raftmq.replication.messages import PeerMessage
 from raftmq.types import Buffer, Offset, RaftGroupId, RaftIndex, ReplicaId

@@ -14,10 +14,11 @@ from typing import Any
 from attrs import define, evolve, field
 
 from raftmq.ports import Buggify, never
-from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.core import RaftCore
 from raftmq.raft.epoch_history import EpochHistory
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import Entry, EntryKind, HardState, Message, Ready, StoredChunk
+from raftmq.raft.replica_state import RaftConfig
 from raftmq.types import Buffer, NodeId, RaftIndex, ReplicaId, StorageId, Term
 
 

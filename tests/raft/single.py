@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.core import RaftCore
 from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
@@ -16,6 +16,7 @@ from raftmq.raft.messages import (
     StoredChunk,
     VoteReply,
 )
+from raftmq.raft.replica_state import RaftConfig
 from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, configuration, entries_of, epochs_of, replica
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from raftmq.errors import RemoteProtocolError
-from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.core import RaftCore
 from raftmq.raft.leader import election_payload, may_commit
 from raftmq.raft.messages import (
     AppendReply,
@@ -25,6 +25,7 @@ from raftmq.raft.messages import (
     SoftState,
     TimeoutNow,
 )
+from raftmq.raft.replica_state import RaftConfig
 from raftmq.types import RaftIndex, Term
 from tests.raft.network import Disk, Network, configuration, entry, epochs_of, group, replica
 from tests.raft.single import ONE, THREE, TWO, accept, effects, leader, make

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from raftmq.errors import NotLeaderError, RemoteProtocolError
-from raftmq.raft.core import RaftConfig, RaftCore
+from raftmq.raft.core import RaftCore
 from raftmq.raft.epoch_history import EpochHistory
 from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import (
@@ -27,6 +27,7 @@ from raftmq.raft.messages import (
     VoteReply,
     VoteRequest,
 )
+from raftmq.raft.replica_state import RaftConfig
 from raftmq.types import RaftIndex, ReplicaId, Term
 from tests.raft.network import Disk, configuration, entries_of, entry, epochs_of, replica
 from tests.raft.single import (
