@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from raftmq.protocol import ApiKey, Struct
-from tests.clients.keyed import KeyedLoad, OfConfluent
+from tests.clients.keyed import KEYS, KeyedLoad, OfConfluent
 from tests.clients.test_shrunk_under_load import (
     RETIRED,
     Shrink,
@@ -28,7 +29,8 @@ from tests.clients.test_shrunk_under_load import (
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import create_topic, leaders
 from tests.live.raw import ask_each
-from tests.live.test_shrink import Group, Writer, grow, shrink, wait_for
+from tests.live.test_kill import controller_id
+from tests.live.test_shrink import Group, Writer, grow, shrink, states, wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -303,3 +305,39 @@ def test_keyed_records_through_restarts_and_other_leaders(cluster: Cluster) -> N
     check_told(load, [one], hashes_anew=True)
     assert not near.twice
     check_read(load, near.read)
+
+
+def test_a_node_that_has_not_heard_of_the_shrink_sends_producers_back_and_nothing_more(
+    tmp_path: Path,
+) -> None:
+    """It tells the topic's own id and six partitions for as long as it is cut off from the
+    controller. What is lost by that has failed, and was placed on a retired partition."""
+    with Cluster(tmp_path, faults=True) as cluster:
+        bootstrap = cluster.bootstrap
+        create_topic(bootstrap, "t", 6, retention_ms="3600000")
+        group = Group(bootstrap, "g")
+        with KeyedLoad(lambda tell: OfConfluent(bootstrap, "t", tell), 100) as load:
+            wait_for_six(load)
+            controller = controller_id(cluster)
+            behind = next(node_id for node_id in cluster.nodes if node_id != controller)
+            cluster.cut((behind, controller), (controller, behind))
+            shrink(cluster, "--force")
+            load.wait_for(lambda told: not told.error, 800, "records are taken")
+            assert states(cluster, behind)[5] == "active", "it has heard nothing"
+            cluster.heal()
+            wait_for(cluster, "closing", RETIRED)
+            shrink(cluster, "--now", "--force")
+            wait_for(cluster, "sealed", RETIRED)
+            load.wait_for(lambda told: not told.error, 100, "records are taken")
+            load.stop()
+        failed = [told for told in load.told.values() if told.error]
+        back = sum(
+            one.partition in RETIRED and before.partition not in RETIRED
+            for before, one in pairwise(load.told[n] for n in range(load.sent) if n % KEYS == 0)
+        )
+        print(f"{load.sent} sent, {len(failed)} failed, {back} times back")  # noqa: T201  # told once
+        assert not load.twice
+        assert {told.partition for told in failed} <= set(RETIRED)
+        group.take(["t", "t.retired"], sum(ends(cluster, RETIRED).values()))
+        assert not group.twice
+        check_read(load, group.read)
