@@ -58,10 +58,8 @@ class RequestContext:
     """Monotonic time at which it was begun; its timeouts count from there."""
 
     @property
-    def takes_aliases(self) -> bool:
-        """True of clients on librdkafka, which list fewer partitions of a topic only under another
-        topic id. Others may take one for another topic; so does nobody who says nothing, or whom
-        nobody knows."""
+    def is_of_rdkafka(self) -> bool:
+        """True where the client says that it is librdkafka, or is known to be a program on it."""
         software = self.connection.software
         return "rdkafka" in software or software.partition(" ")[0] in ON_RDKAFKA
 

@@ -49,10 +49,11 @@ def own_id(world: World, name: str = "t") -> TopicId:
     return world.engine.image.topics[name].topic_id
 
 
-def told_ids(world: World, *names: str) -> list[UUID]:
+def told_ids(world: World, *names: str, creates: bool = True) -> list[UUID]:
     """The ids of these topics, or of all, as Metadata tells them."""
     wanted = [Struct(name=name, topic_id=None) for name in names] or None
-    return [row.topic_id for row in world.ask(ApiKey.METADATA, 12, topics=wanted).topics]
+    answer = world.ask(ApiKey.METADATA, 12, topics=wanted, allow_auto_topic_creation=creates)
+    return [row.topic_id for row in answer.topics]
 
 
 @pytest.mark.parametrize(
@@ -77,23 +78,34 @@ def told_ids(world: World, *names: str) -> list[UUID]:
         pytest.param("", False, id="says nothing"),
     ],
 )
-def test_who_takes_an_alias(software: str, expected: bool) -> None:
+def test_who_is_on_librdkafka(software: str, expected: bool) -> None:
     context = context_of(ApiKey.METADATA, 12)
     context.connection.software = software
-    assert context.takes_aliases is expected
+    assert context.is_of_rdkafka is expected
 
 
-def test_clients_on_librdkafka_are_told_the_newest_alias_and_others_the_topics_own(
-    world: World,
+@pytest.mark.parametrize(
+    ("software", "creates", "expected"),
+    [
+        pytest.param(LIBRDKAFKA, True, NEWEST, id="a producer of librdkafka"),
+        pytest.param(LIBRDKAFKA, False, None, id="a consumer of librdkafka"),
+        pytest.param("kgo 1.22.3", True, None, id="another"),
+        pytest.param("", True, None, id="says nothing"),
+    ],
+)
+def test_who_is_told_the_newest_alias_and_who_the_topics_own_id(
+    world: World, software: str, creates: bool, expected: UUID | None
 ) -> None:
+    other, wanted = own_id(world, "other"), expected or own_id(world)
     for _ in range(2):  # answers are kept, and shared by those that are told the same
-        for software, expected in ((LIBRDKAFKA, NEWEST), ("kgo 1.22.3", own_id(world))):
-            world.connection.software = software
-            assert told_ids(world, "t", "other") == [expected, own_id(world, "other")]
-            assert set(told_ids(world)) == {expected, own_id(world, "other")}
-            fields = {"topics": [Struct(name="t")], "cursor": None, "response_partition_limit": 9}
-            [row] = world.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, **fields).topics
-            assert row.topic_id == expected
+        world.connection.software = "kgo 1.22.3"
+        assert told_ids(world, "t", "other") == [own_id(world), other]
+        world.connection.software = software
+        assert told_ids(world, "t", "other", creates=creates) == [wanted, other]
+        assert set(told_ids(world, creates=creates)) == {wanted, other}
+        fields = {"topics": [Struct(name="t")], "cursor": None, "response_partition_limit": 9}
+        [row] = world.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, **fields).topics
+        assert row.topic_id == own_id(world)
 
 
 @pytest.mark.parametrize("software", [LIBRDKAFKA, "kgo 1.22.3"])

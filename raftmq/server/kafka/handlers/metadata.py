@@ -164,10 +164,7 @@ def _handle_many(
             yield waits
     elif broker.is_cut_off() and broker.misses_leaders(known):
         return HANG_UP
-    flags = (
-        request.include_cluster_authorized_operations,
-        request.include_topic_authorized_operations,
-    )
+    flags = _flags(context, request)
     return (yield from _encode(broker, context, list(wanted.values()), flags, codes, scope))
 
 
@@ -205,6 +202,22 @@ def _answer(
     return _encoded(broker, context, request, wanted, {}, scope)
 
 
+def _flags(context: RequestContext, request: Struct) -> tuple[bool, bool, bool]:
+    """Whether an answer has the authorized operations of the cluster, those of topics, and aliases
+    instead of ids.
+
+    A producer of librdkafka is told the newest alias: it lists fewer partitions only under another
+    topic id, and asks again and again for those that it goes on writing to. Others take one of
+    another id for another topic. A consumer of librdkafka would read on no more what it is assigned
+    by number; only the questions of producers let topics be created, unless it is told to.
+    """
+    return (
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+        context.is_of_rdkafka and bool(request.allow_auto_topic_creation),
+    )
+
+
 def _encoded(
     broker: Broker,
     context: RequestContext,
@@ -214,10 +227,7 @@ def _encoded(
     scope: Scope,
 ) -> bytes | Promise[bytes]:
     names = None if wanted is None else tuple((topic.name, topic.topic_id) for topic in wanted)
-    flags = (
-        request.include_cluster_authorized_operations,
-        request.include_topic_authorized_operations,
-    )
+    flags = _flags(context, request)
     key = (
         context.api_version,
         context.listener_name,
@@ -225,7 +235,6 @@ def _encoded(
         flags,
         tuple(sorted(codes.items())),
         scope,
-        context.takes_aliases,
     )
     cache = broker.metadata_answers
     state = broker.metadata_state
@@ -247,14 +256,14 @@ def _encode(
     broker: Broker,
     context: RequestContext,
     wanted: list[Struct] | None,
-    flags: tuple[bool, bool],
+    flags: tuple[bool, bool, bool],
     codes: dict[str, ErrorCode],
     scope: Scope,
 ) -> Work[bytes]:
     """Gather and encode; in short turns where there are many partitions."""
     version, listener = context.api_version, context.listener_name
     out_of_reach = broker.out_of_reach(listener)
-    with_cluster_operations, with_topic_operations = flags
+    with_cluster_operations, with_topic_operations, takes_alias = flags
 
     def operations(name: str) -> int:
         return scope.operations(name) if with_topic_operations else NO_OPERATIONS
@@ -262,11 +271,11 @@ def _encode(
     found: list[tuple[dict[str, Any], TopicImage | View | None]] = []
     if wanted is None:
         shown = broker.image.topics_by_id()
-        found += [(_topic(context, one, operations(one.name)), one) for one in shown]
+        found += [(_topic(one, operations(one.name), takes_alias), one) for one in shown]
         found += [(_view(view, operations), view) for view in broker.views.listed()]
     else:
         found += yield from in_turns(
-            wanted, lambda one: _wanted_topic(broker, context, one, operations, codes)
+            wanted, lambda one: _wanted_topic(broker, version, one, operations, codes, takes_alias)
         )
     count = 0
     for row, topic in found:
@@ -325,13 +334,14 @@ def _broker_row(endpoint: Any) -> dict[str, Any]:
 
 def _wanted_topic(
     broker: Broker,
-    context: RequestContext,
+    version: int,
     one: Struct,
     operations: Callable[[str], int],
     codes: dict[str, ErrorCode],
+    takes_alias: bool,
 ) -> tuple[dict[str, Any], TopicImage | View | None]:
     """A topic's row, and the topic, or the view, whose partitions it still lacks."""
-    version, name, topic_id = context.api_version, one.name, one.topic_id
+    name, topic_id = one.name, one.topic_id
     if name is None or topic_id is not None:
         if version < _TOPIC_IDS_FROM or topic_id is None:
             return _no_topic(ErrorCode.INVALID_REQUEST, name or "", topic_id), None
@@ -341,12 +351,12 @@ def _wanted_topic(
                 return _view(view, operations), view
             no_name = None if version >= _NO_NAMES_FROM else ""
             return _no_topic(ErrorCode.UNKNOWN_TOPIC_ID, no_name, topic_id), None
-        row = _topic(context, topic, operations(topic.name))
+        row = _topic(topic, operations(topic.name))
         row["topic_id"] = topic_id  # by whichever of its ids it was asked for
         return row, topic
     topic = broker.image.topics.get(name)
     if topic is not None:
-        return _topic(context, topic, operations(name)), topic
+        return _topic(topic, operations(name), takes_alias), topic
     if name == METADATA_TOPIC:
         return _metadata_topic(broker, operations(name)), None
     if (view := broker.views.find(name, None)) is not None:
@@ -368,13 +378,12 @@ def _no_topic(code: ErrorCode, name: str | None, topic_id: UUID | None) -> dict[
     }
 
 
-def _topic(context: RequestContext, topic: TopicImage, operations: int) -> dict[str, Any]:
+def _topic(topic: TopicImage, operations: int, takes_alias: bool = False) -> dict[str, Any]:
     """A topic's row without its partitions."""
-    has_alias = topic.aliases and context.takes_aliases
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
-        "topic_id": topic.aliases[-1] if has_alias else topic.topic_id,
+        "topic_id": topic.aliases[-1] if takes_alias and topic.aliases else topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
         "partitions": [],
         "topic_authorized_operations": operations,
@@ -519,7 +528,7 @@ def describe_topic_partitions(
             topics.append(_no_topic(code, name, None))
             continue
         else:
-            row, count_all = _topic(context, topic, TOPIC_OPERATIONS), len(topic.partitions)
+            row, count_all = _topic(topic, TOPIC_OPERATIONS), len(topic.partitions)
             page = [
                 _partition(broker, topic, partition, out_of_reach)
                 for partition in topic.partitions[max(start, 0) : max(start, 0) + limit]
