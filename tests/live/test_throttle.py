@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 from typing import Any
 
 import confluent_kafka
@@ -18,7 +18,8 @@ from tests.live.load import Load, create_topic, in_sync, leaders
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 MIB = 1 << 20
-GAP_BYTES = 48 * MIB
+GAP_BYTES = 112 * MIB
+"""Enough for all that is measured, and for commands that take seconds each on a busy machine."""
 RECORD_BYTES = 96 << 10
 OWN, KAFKAS = "replica.catchup.bytes.per.s", "leader.replication.throttled.rate"
 
@@ -36,11 +37,12 @@ class TimedLoad(Load):
         if error is None:
             self.taken_ms.append(message.latency() * 1e3)
 
-    def p99_ms(self, seconds: float) -> float:
-        """Of the records of the next seconds."""
+    def median_ms(self, count: int) -> float:
+        """Of the next records. A queue would hold all of them up; one flush that takes long, of
+        the disk's own, a few."""
         start = len(self.taken_ms)
-        time.sleep(seconds)
-        return quantiles(self.taken_ms[start:], n=100)[98]
+        wait_until(lambda: len(self.taken_ms) >= start + count, 60, f"{count} more records")
+        return median(self.taken_ms[start : start + count])
 
 
 def _sent(node: Node) -> int:
@@ -56,9 +58,9 @@ def _rate(node: Node, seconds: float) -> float:
     return (_sent(node) - sent) / (time.monotonic() - began)
 
 
-def _is_at(rate: float, limit: int) -> bool:
-    """True within a limit; what is missing to it, a machine without a free core may explain."""
-    return limit / 5 <= rate <= 1.15 * limit
+def _check_rate(rate: float, limit: int) -> None:
+    """Within a limit; what is missing to it, a machine without a free core may explain."""
+    assert limit / 5 <= rate <= 1.15 * limit, f"{rate / MIB:.2f} MiB/s, not {limit / MIB:.0f}"
 
 
 def _fill(bootstrap: str) -> None:
@@ -102,17 +104,17 @@ def test_a_new_disk_is_filled_at_the_rate_that_holds(tmp_path: Path, is_in_memor
         limit(**{OWN: 8 * MIB, KAFKAS: 2 * MIB})
         with TimedLoad(cluster.bootstrap, "live", 2, rate=300) as load:
             load.wait_for(300)
-            quiet_ms = load.p99_ms(4)
+            quiet_ms = load.median_ms(900)
             away.start()
             away.wait_ready()
             wait_until(lambda: leader.get("/status")["catch_up"]["held"], 60, "it is held back")
-            assert _is_at(_rate(leader, 8), 2 * MIB), "the smaller one holds"
+            _check_rate(_rate(leader, 8), 2 * MIB)  # the smaller one holds
             limit(**{KAFKAS: 4 * MIB})
-            assert _is_at(_rate(leader, 4), 4 * MIB)
-            busy_ms = load.p99_ms(1)
+            _check_rate(_rate(leader, 4), 4 * MIB)
+            busy_ms = load.median_ms(300)
             assert away.node_id not in in_sync(cluster.bootstrap, "gap")[0], "it is not done yet"
             limit(**{OWN: -1, KAFKAS: 0})
-            wait_until(lambda: len(in_sync(cluster.bootstrap, "gap")[0]) == 3, 30, "it has all")
+            wait_until(lambda: len(in_sync(cluster.bootstrap, "gap")[0]) == 3, 90, "it has all")
         load.reckon().check()
         # Generous, for a machine that does other things: a queue behind the gap would be seconds.
         assert busy_ms < 5 * quiet_ms + 100, (quiet_ms, busy_ms)
