@@ -43,7 +43,7 @@ from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId, TopicPartition
 from raftmq.views.conditions import parse_condition
 from raftmq.views.filling import JudgeJob, RebuiltBatches, TimeJob
-from raftmq.views.index import Row, ViewIndex
+from raftmq.views.index import AwayError, Row, ViewIndex
 
 logger = structlog.get_logger("raftmq.views")
 
@@ -504,7 +504,8 @@ class NodeViews:
         await self._tasks.wait(examined)
         if (result := examined.result()).code is not ErrorCode.NONE:
             return result
-        row, end = shown.last_row(), base.stable_end
+        index, end = shown.view_index, base.stable_end
+        row = None if index is None else await self._row_from(shown, Offset(index.end - 1))
         if row is None or end == NO_OFFSET:
             code = ErrorCode.NONE if row is None else ErrorCode.OFFSET_NOT_AVAILABLE
             return OffsetResult(code)
@@ -515,7 +516,7 @@ class NodeViews:
         if newer.code is not ErrorCode.NONE:
             return newer
         at = end if newer.offset == NO_OFFSET else newer.offset
-        while (row := shown.row_from(at)) is not None and not asked.promise.is_done:
+        while (row := await self._row_from(shown, at)) is not None and not asked.promise.is_done:
             job = await self._time_job(shown, row, newest_ms + 1, is_newest=True)
             newest_ms = newest_ms if job.found is None else job.found[0]
             at = Offset(row.last_match + 1)
@@ -542,7 +543,7 @@ class NodeViews:
             return first
         at = first.offset  # all that is before it is older
         while not asked.promise.is_done:
-            row = shown.row_from(at)
+            row = await self._row_from(shown, at)
             if row is None and examined.is_done:
                 result = examined.result()
                 # What was judged since is newer than the question.
@@ -556,6 +557,15 @@ class NodeViews:
                 return OffsetResult(ErrorCode.NONE, Offset(offset), stamp, LeaderEpoch(epoch))
             at = Offset(row.last_match + 1)
         return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+
+    async def _row_from(self, shown: FilteredPartition, offset: Offset) -> Row | None:
+        """As `FilteredPartition.row_from`, without a wait for the disk on the loop."""
+        while True:
+            try:
+                return shown.row_from(offset, may_wait=False)
+            except AwayError as away:
+                await self._tasks.in_thread(away.job.run)
+                shown.prepared(away.job)
 
     async def _time_job(
         self, shown: FilteredPartition, row: Row, timestamp: int, *, is_newest: bool = False

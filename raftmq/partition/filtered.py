@@ -64,7 +64,7 @@ from raftmq.types import (
 from raftmq.views.batches import Kind
 from raftmq.views.conditions import Condition
 from raftmq.views.filling import JudgeJob, RebuildJob, RebuiltBatches
-from raftmq.views.index import Row, ViewIndex
+from raftmq.views.index import AwayError, BlockJob, Row, ViewIndex
 
 _NEVER: Final = float("-inf")
 NEAR_MS: Final = 1_000.0
@@ -362,6 +362,8 @@ class FilteredPartition(Partition):
         found = _Found(bytes_max, at_least_one, may_wait)
         try:
             self._collect(index, max(offset, base.replica.log_start_offset), base_end, found)
+        except AwayError as away:
+            found.job = away.job
         except KafkaError as error:
             if isinstance(error, DamagedError):
                 base.replica.damage_found()
@@ -387,48 +389,50 @@ class FilteredPartition(Partition):
         """Find what matches in `[offset, limit)`, as much as `found` has room for.
 
         Raises:
+            AwayError: a worker has to read of the index.
             KafkaError: DamagedError above all.
             DiskError: the device failed.
         """
-        row = self._next(index, offset, limit)
+        may_wait = found.may_wait
+        row = self._next(index, offset, limit, may_wait)
         while row is not None and found.has_room and found.rows < ROWS_MAX:
             found.rows += 1
             if row.kind is Kind.MIXED:
                 if not self._add_rebuilt(index, row, limit, found):
                     return
-                row = self._next(index, Offset(row.last_match + 1), limit)
+                row = self._next(index, Offset(row.last_match + 1), limit, may_wait)
                 continue
             run_end = Offset(row.last_match + 1)
-            first = row
-            while (row := self._next(index, run_end, limit)) is not None:
+            first, away = row, None
+            while True:
+                try:
+                    row = self._next(index, run_end, limit, may_wait)
+                except AwayError as error:
+                    away = error
+                    break
+                if row is None:
+                    break
                 if row.kind is Kind.MIXED or row.base_offset != run_end or found.rows >= ROWS_MAX:
                     break
                 found.rows += 1
                 run_end = Offset(row.last_match + 1)
             if not self._add_whole(first.base_offset, run_end, found):
                 return
+            if away is not None:
+                raise away
 
-    def row_from(self, offset: Offset) -> Row | None:
+    def row_from(self, offset: Offset, *, may_wait: bool = True) -> Row | None:
         """The first batch with a match at or above `offset` that may be read, of what is examined.
 
         Raises:
+            AwayError: it may not wait, and a worker has to read of the index.
             DiskError: the device failed.
         """
         index = self.view_index
         if index is None:
             return None
-        return self._next(
-            index, max(offset, self.base.replica.log_start_offset), self.base.readable_end
-        )
-
-    def last_row(self) -> Row | None:
-        """The last batch with a match of which one may be read, of what is examined.
-
-        Raises:
-            DiskError: the device failed.
-        """
-        index = self.view_index
-        return None if index is None else self.row_from(Offset(index.end - 1))
+        at = max(offset, self.base.replica.log_start_offset)
+        return self._next(index, at, self.base.readable_end, may_wait)
 
     def first_match(self, offset: Offset) -> Offset:
         """Where the batch with the first match at or above `offset` begins, `offset` where there is
@@ -446,8 +450,8 @@ class FilteredPartition(Partition):
         at = max(row.base_offset, self.base.replica.log_start_offset)
         return self.base._spans(at, 1, self.base.readable_end, True, False)
 
-    def _next(self, index: ViewIndex, offset: Offset, limit: Offset) -> Row | None:
-        row = index.next_match(offset)
+    def _next(self, index: ViewIndex, offset: Offset, limit: Offset, may_wait: bool) -> Row | None:
+        row = index.next_match(offset, may_wait=may_wait)
         return row if row is not None and row.last_match < limit else None
 
     def _add_whole(self, base_offset: Offset, run_end: Offset, found: _Found) -> bool:
@@ -497,7 +501,10 @@ class FilteredPartition(Partition):
         read_to, left = -1, REBUILD_BYTES
         row = first
         for _ in range(1 if may_wait else PIECES_MAX):
-            following = self._next(index, Offset(row.last_match + 1), limit)
+            try:
+                following = self._next(index, Offset(row.last_match + 1), limit, may_wait)
+            except AwayError:
+                following = None  # the next read comes to it
             if row.kind is Kind.MIXED and self._rebuilt.get(self.group, row.base_offset) is None:
                 if row.base_offset >= read_to:
                     size = DENSE_BYTES if not may_wait and _are_close(row, following) else 1
@@ -519,7 +526,10 @@ class FilteredPartition(Partition):
     @reports_bugs
     def prepared(self, job: Runnable) -> None:
         """A worker ran `job`."""
-        if isinstance(job, RebuildJob):
+        if isinstance(job, BlockJob):
+            if job.index is self.view_index:
+                job.index.take_block(job)
+        elif isinstance(job, RebuildJob):
             if not self._is_closed:
                 self._rebuilt.put(self.group, job.rebuilt)
         else:

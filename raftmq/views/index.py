@@ -9,7 +9,8 @@ loaded; what is damaged goes, with all behind it. What it says of a part of the 
 would be believed of the part in its place, so a cut is durable when `truncate` returns.
 
 Of full blocks only first offset and last match are held in memory, 16 bytes for a thousand rows,
-beside the last block that was read; of the last block all rows. A file has a thousand blocks and
+beside the few that were read last; of the last block all rows. A look-up that may not wait for the
+disk says which block it lacks (`AwayError`), which a worker reads. A file has a thousand blocks and
 begins at the offset where the one before it ends; what falls below the log's start goes file by
 file. No file is kept open.
 
@@ -34,6 +35,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -53,6 +55,7 @@ MAGIC: Final = b"RMQV"
 VERSION: Final = 1
 ROWS_MAX: Final = 1024  # of a block
 BLOCKS_MAX: Final = 1024  # of a file
+BLOCKS_HELD: Final = 4  # in memory, of those that were read
 ROW_BYTES: Final = 12
 BLOCK_BYTES: Final = _BLOCK_HEAD.size + ROWS_MAX * ROW_BYTES
 BLOCKS_POSITION: Final = HEADER_SIZE + BLOCKS_MAX * _ENTRY.size
@@ -71,6 +74,18 @@ class Row(NamedTuple):
 
 class _DamagedError(Exception):
     """A file, or a block of it, that says nothing."""
+
+
+class AwayError(Exception):
+    """A look-up needs a block that is not in memory.
+
+    Attributes:
+        job: reads it; `take_block` then has it.
+    """
+
+    def __init__(self, job: BlockJob) -> None:
+        super().__init__("a block of the index is not in memory")
+        self.job = job
 
 
 @define(slots=True, eq=False)
@@ -179,6 +194,35 @@ class _Part:
         self.is_dirty = True
 
 
+@define(slots=True, eq=False)
+class BlockJob:
+    """Reads a full block; touches nothing that others use.
+
+    Attributes:
+        first: the base offset of its first row.
+        cuts: how often the index had been cut when it was asked for.
+        rows: what the block says, None where that is nothing.
+    """
+
+    index: ViewIndex
+    part: _Part
+    at: int
+    first: int
+    cuts: int
+    rows: _Rows | None = None
+
+    def run(self) -> None:
+        """Read it.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        try:
+            self.rows = self.index._read_block(self.part, self.at, self.first)
+        except _DamagedError:
+            self.rows = None
+
+
 class ViewIndex:
     """The index of one partition of one view, in a folder of its own."""
 
@@ -200,7 +244,8 @@ class ViewIndex:
         self._identity = identity
         self._parts: list[_Part] = []
         self._start = 0
-        self._read: tuple[_Part, int, _Rows] | None = None  # the last block that was read
+        self._blocks: deque[tuple[_Part, int, _Rows]] = deque(maxlen=BLOCKS_HELD)
+        self._cuts = 0
         self.epoch = -1
         """The leader epoch of the batch before `examined_end`, as whoever adds has set it, -1 where
         that is not known: by it an index is told from one of another log."""
@@ -259,15 +304,16 @@ class ViewIndex:
 
     # ---- looking up ----
 
-    def next_match(self, offset: Offset) -> Row | None:
+    def next_match(self, offset: Offset, *, may_wait: bool = True) -> Row | None:
         """The first batch whose last match is not below `offset`. None: no examined one has such.
 
         Raises:
+            AwayError: it may not wait for the disk, and would have to.
             DiskError: the device failed.
         """
         while True:
             try:
-                return self._next(offset)
+                return self._next(offset, may_wait)
             except _DamagedError:
                 continue  # what was damaged has been let go of
 
@@ -282,12 +328,12 @@ class ViewIndex:
             yield row
             row = self.next_match(Offset(row.last_match + 1))
 
-    def _next(self, offset: int) -> Row | None:
+    def _next(self, offset: int, may_wait: bool) -> Row | None:
         for part in self._parts[self._part_beyond(offset) :]:
             rest = part.rest  # looked at first: rows move from it to full blocks, never back
             at = bisect_left(part.lasts, offset)
             if at < len(part.lasts):
-                rows = self._block(part, at)
+                rows = self._block(part, at, may_wait=may_wait)
                 return rows.row(rows.first_reaching(offset))
             at = rest.first_reaching(offset)
             if at < len(rest):
@@ -312,24 +358,52 @@ class ViewIndex:
             bisect_right(self._parts, offset, key=lambda part: part.end), len(self._parts) - 1
         )
 
-    def _block(self, part: _Part, at: int) -> _Rows:
+    def _block(self, part: _Part, at: int, *, may_wait: bool = True) -> _Rows:
         """The rows of a full block.
 
         Raises:
             _DamagedError: it says nothing; it has been let go of, with all behind it.
+            AwayError: it may not wait for it.
         """
-        if self._read is not None and self._read[0] is part and self._read[1] == at:
-            return self._read[2]
-        try:
-            rows = _parse_rows(self._pread(part, BLOCK_BYTES, BLOCKS_POSITION + at * BLOCK_BYTES))
-            if len(rows) != ROWS_MAX or rows.bases[0] != part.firsts[at]:
-                raise _DamagedError
-        except _DamagedError:
-            self._forget(self._parts.index(part) + 1)
-            part.cut_damaged(at)
-            raise
-        self._read = (part, at, rows)
+        for held_part, held_at, rows in self._blocks:
+            if held_part is part and held_at == at:
+                return rows
+        job = BlockJob(self, part, at, part.firsts[at], self._cuts)
+        if not may_wait:
+            raise AwayError(job)
+        job.run()
+        self.take_block(job)
+        if job.rows is None:
+            raise _DamagedError
+        return job.rows
+
+    def take_block(self, job: BlockJob) -> None:
+        """Hold what a job read, or let go of a block that says nothing, with all behind it. What
+        was cut since is not there any more."""
+        part, at, rows = job.part, job.at, job.rows
+        if job.cuts != self._cuts or part not in self._parts:
+            return
+        if rows is not None:
+            self._blocks.append((part, at, rows))
+            return
+        self._forget(self._parts.index(part) + 1)
+        self._let_go()
+        part.cut_damaged(at)
+
+    def _read_block(self, part: _Part, at: int, first: int) -> _Rows:
+        """Raises:
+        _DamagedError: it is not the block that was written.
+        DiskError: the device failed.
+        """
+        rows = _parse_rows(self._pread(part, BLOCK_BYTES, BLOCKS_POSITION + at * BLOCK_BYTES))
+        if len(rows) != ROWS_MAX or rows.bases[0] != first:
+            raise _DamagedError
         return rows
+
+    def _let_go(self) -> None:
+        """Blocks are cut: those in memory, or on their way there, are not these any more."""
+        self._blocks.clear()
+        self._cuts += 1
 
     def _pread(self, part: _Part, size: int, position: int) -> bytes:
         try:
@@ -406,7 +480,7 @@ class ViewIndex:
             part.rest = _Rows(rows.bases[:], rows.codes[:])
             del part.firsts[full:]
             del part.lasts[full:]
-            self._read = None
+            self._let_go()
         at = part.rest.first_reaching(offset)
         if at < len(part.rest):
             offset = max(part.start, min(offset, part.rest.bases[at]))
@@ -420,7 +494,7 @@ class ViewIndex:
         if not gone:
             return
         self._parts[number:] = [] if number else [_Part(offset, offset)]
-        self._read = None
+        self._let_go()
         for part in gone:
             self._remove(part)
         if self._disk.exists(self._folder):

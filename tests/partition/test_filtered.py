@@ -32,8 +32,9 @@ from raftmq.types import Buffer, Offset, TopicId, TopicPartition
 from raftmq.views.batches import Judged, Kind, judge
 from raftmq.views.conditions import parse_condition
 from raftmq.views.filling import JudgeJob, RebuildJob, RebuiltBatches, kept
-from raftmq.views.index import ViewIndex
+from raftmq.views.index import BlockJob, ViewIndex
 from tests.partition.fake_replica import Bench
+from tests.views.test_index import make_small
 
 VIEW = TopicId(UUID(int=77))
 TAGGED = parse_condition("tag = 'x'")
@@ -410,6 +411,27 @@ def test_a_batch_of_which_nothing_can_be_kept_is_passed_over() -> None:
     viewed.examine()
     viewed.rebuilt.put(viewed.view.group, [(0, kept(b"no batch", TAGGED))])
     assert viewed.read_all() == [2]
+
+
+def test_what_is_away_of_the_index_is_read_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a stretch of whole batches goes on in a block that is not in memory."""
+    make_small(monkeypatch)
+    viewed = Viewed().load()
+    for marks in ("xx", "xx", "xx", "xx", "xx", "ax", "a", "xx", "xa", "xx", "xx", "xx", "xx"):
+        viewed.put(marks)
+    viewed.commit()
+    viewed.examine()
+    expected = viewed.read_all()
+    index = viewed.view.view_index
+    assert index is not None
+    index.save()
+    viewed.load()
+    first = viewed.view.read(Offset(0), 1 << 20, may_wait=False)
+    assert isinstance(first.job, BlockJob)
+    assert not first.pieces
+    assert viewed.read_all() == expected
+    viewed.load()
+    assert viewed.view.read(Offset(0), 1 << 20).job is None, "who may wait reads it itself"
 
 
 def test_one_that_may_wait_makes_one_batch_itself() -> None:

@@ -14,7 +14,7 @@ from raftmq.ports import DiskError
 from raftmq.types import Offset
 from raftmq.views import index as module
 from raftmq.views.batches import NOTHING, Judged, Kind
-from raftmq.views.index import ROW_BYTES, Row, ViewIndex
+from raftmq.views.index import ROW_BYTES, AwayError, BlockJob, Row, ViewIndex
 
 FOLDER = "/data/t-0/views/v"
 VIEW = b"v" * 16
@@ -372,6 +372,62 @@ def test_a_cut_that_the_disk_refuses_is_said() -> None:
         index.truncate(Offset(50))
 
 
+def lacking(index: ViewIndex, offset: int) -> BlockJob:
+    """What a look-up lacks that may not wait."""
+    with pytest.raises(AwayError) as away:
+        index.next_match(Offset(offset), may_wait=False)
+    return away.value.job
+
+
+def test_who_may_not_wait_is_told_which_block_is_away() -> None:
+    disk = new_disk()
+    index = opened(disk)
+    rows = fill(index, 80)
+    index.save()
+    again = opened(disk)
+    for number in (0, 9, 38, 20, 13, 30):
+        job = lacking(again, rows[number].base_offset)
+        job.run()
+        again.take_block(job)
+        assert again.next_match(rows[number].base_offset, may_wait=False) == rows[number]
+    assert again.next_match(Offset(1 << 40), may_wait=False) is None, "nothing has to be read"
+    fill(again, 4, 800)
+    assert again.next_match(Offset(801), may_wait=False) is not None, "nor of the last block"
+
+
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_a_block_that_was_cut_meanwhile_is_not_taken(is_read_before: bool) -> None:
+    disk = new_disk()
+    index = opened(disk)
+    fill(index, 80)
+    index.save()
+    again = opened(disk)
+    job = lacking(again, 0)
+    if is_read_before:
+        job.run()
+    again.truncate(Offset(20))
+    for base in range(20, 200, 20):
+        add(again, base, base + 20, base + 5)
+    again.save()
+    job.run()
+    again.take_block(job)
+    assert [row.last_match for row in rows_of(again)][:3] == [7, 25, 45]
+
+
+def test_a_damaged_block_that_a_worker_read_goes_with_all_behind_it() -> None:
+    disk = new_disk()
+    index = opened(disk)
+    rows = fill(index, 80)
+    index.save()
+    disk.flip(f"{FOLDER}/{0:020d}.rows", module.BLOCKS_POSITION + module.BLOCK_BYTES + 20)
+    again = opened(disk)
+    job = lacking(again, rows[5].base_offset)
+    job.run()
+    again.take_block(job)
+    assert rows_of(again) == rows[:4]
+    assert again.examined_end == rows[3].last_match + 1
+
+
 # ---- against a naive model ----
 
 
@@ -392,6 +448,7 @@ class Model(RuleBasedStateMachine):
         self.batches: list[tuple[int, int, Judged]] = []
         self.log_start = self.log_end = self.saved = 0
         self.salt = 0
+        self.jobs: list[BlockJob] = []
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -443,6 +500,25 @@ class Model(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.index.save()
+
+    @rule(part=st.floats(0, 1), is_read_at_once=st.booleans())
+    def ask(self, part: float, is_read_at_once: bool) -> None:
+        try:
+            self.index.next_match(Offset(int(part * self.log_end)), may_wait=False)
+        except AwayError as away:
+            self.jobs.append(away.job)
+            if is_read_at_once:
+                away.job.run()
+
+    @rule()
+    def take(self) -> None:
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            if job.index is self.index:
+                if job.rows is None:
+                    job.run()
+                job.index.take_block(job)
+        self.follow()
 
     @rule(seed=st.integers(0, 1 << 30), is_power_loss=st.booleans())
     def stop(self, seed: int, is_power_loss: bool) -> None:
