@@ -13,7 +13,7 @@ from jepsen_like.cluster.consumers import LATEST, Fetcher, Where, name_of
 from jepsen_like.cluster.kafka import Kafka, Lost, NotSent
 from jepsen_like.cluster.tasks import until
 from raftmq.errors import ErrorCode
-from raftmq.metadata.broker_messages import AdminRequest, ReplaceNodeCall
+from raftmq.metadata.broker_messages import AdminRequest, Asker, ReplaceNodeCall, Way
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
 from raftmq.types import NodeId
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jepsen_like.cluster.world import ClusterWorld
 
 ADMIN_TIMEOUT_MS: Final = 1_200
+CLIENT: Final = Asker(Way.CLIENT, "User:ANONYMOUS", "10.0.0.9", "PLAINTEXT")
 UNANSWERED: Final = "nobody answered"
 _MAYBE = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION})
 
@@ -192,7 +193,7 @@ async def call_by(node: ClusterNode, call: AdminRequest, *, patience_ms: float) 
 
     def ask() -> None:
         assert node.core is not None
-        node.core.control.call(call).when_done(told)
+        node.core.control.call(call, CLIENT).when_done(told)
 
     def late() -> None:
         if not answer.is_done:

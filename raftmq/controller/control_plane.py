@@ -21,6 +21,7 @@ from raftmq.controller.broker_lifecycle import (
     LearnAddress,
     removal_text,
 )
+from raftmq.controller.call_rights import NOBODY_ASKS, CallRefusal, call_refusal
 from raftmq.controller.controller import Controller, ControllerConfig
 from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
@@ -31,6 +32,7 @@ from raftmq.metadata.broker_messages import (
     AdminCall,
     AdminRequest,
     AdmissionRequest,
+    Asker,
     BarrierRequest,
     BrokerHeartbeat,
     ContactRequest,
@@ -57,9 +59,10 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.metadata.commands import ConfirmRemoved
 from raftmq.metadata.engine import DrivenEngine, Forwarder
-from raftmq.metadata.image import LEVEL_OF_MOVES, MetadataImage
+from raftmq.metadata.image import LEVEL_OF_ASKERS, LEVEL_OF_MOVES, MetadataImage
 from raftmq.ports import Clock, Random
 from raftmq.promise import Promise
+from raftmq.rights import Authorizer
 from raftmq.types import (
     Buffer,
     LeaderEpoch,
@@ -170,6 +173,9 @@ PUSH_RETRY_MS: Final = 500.0
 SizesHere: TypeAlias = Callable[[], Iterable[PartitionSize]]
 FORMAT_OF_SIZES: Final = 8
 FORMAT_OF_DELIVERIES: Final = 11
+FORMAT_OF_ASKERS: Final = 13
+CallRefused: TypeAlias = Callable[[NodeId, AdminRequest, "Asker | None", CallRefusal], None]
+"""(the node that asked, for what, on whose behalf, why not)"""
 TakeDelivery: TypeAlias = Callable[[TopicId, int, bytes], Promise[ErrorCode]]
 
 
@@ -187,6 +193,7 @@ class _Outstanding:
     """An admin call on its way to the controller, which may change meanwhile."""
 
     request: AdminRequest
+    asker: Asker
     promise: Promise[Outcomes]
     deadline_ms: float
     retry_at_ms: float = 0.0
@@ -239,6 +246,8 @@ class ControlPlane:
         learn_address: LearnAddress,
         quorum_view: AskQuorum,
         sizes_here: SizesHere,
+        authorizer: Authorizer | None,
+        call_refused: CallRefused,
     ) -> None:
         """Compose.
 
@@ -255,6 +264,8 @@ class ControlPlane:
             learn_address: told where the controller listens, as a node says that cannot admit.
             quorum_view: this node's own view of the metadata quorum.
             sizes_here: the bytes of each partition that is led here.
+            authorizer: says what clients may do; None where they may do everything.
+            call_refused: told of each admin call that is not decided, for want of a right.
         """
         self.node_id = info.replica_id.node_id
         self.self_id = info.replica_id
@@ -264,21 +275,13 @@ class ControlPlane:
         self._clock = clock
         self._move_locally = move_locally
         self._quorum_view, self._sizes_here = quorum_view, sizes_here
+        self._authorizer, self._call_refused = authorizer, call_refused
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
         self._behind: dict[NodeId, float] = {}  # a push failed; when to send all rows again
         self._removed: list[RaftGroupId] = []
         self._is_confirming = False
-        self.controller = Controller(
-            self.node_id,
-            engine,
-            self.leaders,
-            clock=clock,
-            random=random,
-            config=config,
-            move_leadership=self.move_leadership,
-            ask_sizes=self.ask_sizes,
-        )
+        self.controller = self._new_controller(random, config)
         self.lifecycle = BrokerLifecycle(
             info,
             engine,
@@ -294,6 +297,18 @@ class ControlPlane:
         refusal that each was given; until one registers, with an empty disk."""
         self.leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
+
+    def _new_controller(self, random: Random, config: ControllerConfig) -> Controller:
+        return Controller(
+            self.node_id,
+            self.engine,
+            self.leaders,
+            clock=self._clock,
+            random=random,
+            config=config,
+            move_leadership=self.move_leadership,
+            ask_sizes=self.ask_sizes,
+        )
 
     # ---- driven by the node ----
 
@@ -357,7 +372,7 @@ class ControlPlane:
             case DeliverRecords():
                 return self._serve_delivery(request)
             case AdminCall():
-                return self._serve_call(decode_admin(request.payload))
+                return self._serve_call(sender, decode_admin(request.payload), request.asker)
 
     def peer_connected(self, node_id: NodeId) -> None:
         """A node is connected: send it all rows of the leader table."""
@@ -371,11 +386,11 @@ class ControlPlane:
 
     # ---- for handlers ----
 
-    def call(self, request: AdminRequest) -> Promise[Outcomes]:
+    def call(self, request: AdminRequest, asker: Asker) -> Promise[Outcomes]:
         """Have the controller decide an admin call, wherever it is."""
         promise: Promise[Outcomes] = Promise()
         deadline_ms = self._clock.monotonic_ms() + max(1, request.timeout_ms)
-        self._outstanding.append(_Outstanding(request, promise, deadline_ms))
+        self._outstanding.append(_Outstanding(request, asker, promise, deadline_ms))
         self._retry_calls()
         return promise
 
@@ -571,8 +586,14 @@ class ControlPlane:
         controller = self.engine.controller_id
         return NodeId(-1) if controller is None else controller
 
-    def _serve_call(self, request: AdminRequest) -> Promise[bytes]:
+    def _serve_call(
+        self, sender: NodeId, request: AdminRequest, asker: Asker | None
+    ) -> Promise[bytes]:
         answer: Promise[bytes] = Promise()
+        if self.engine.is_leader and (refusal := self._call_refusal(sender, request, asker)):
+            self._call_refused(sender, request, asker, refusal)
+            reply = Reply(refusal.code, self.node_id, message=refusal.message)
+            return _encoded(reply)
 
         def done(outcomes: Promise[Outcomes]) -> None:
             error = outcomes.error
@@ -588,6 +609,16 @@ class ControlPlane:
 
         self.controller.call(request).when_done(done)
         return answer
+
+    def _call_refusal(
+        self, sender: NodeId, request: AdminRequest, asker: Asker | None
+    ) -> CallRefusal | None:
+        image = self.engine.image
+        if asker is not None:
+            return call_refusal(self._authorizer, image, request, asker)
+        if image.level < LEVEL_OF_ASKERS and self._forwarder.version(sender) < FORMAT_OF_ASKERS:
+            return None  # an older node, which has asked for rights itself
+        return NOBODY_ASKS
 
     def _retry_calls(self) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -608,7 +639,7 @@ class ControlPlane:
                     call.promise.fail(error)
                     continue
                 call.is_sent = True
-                payload = encode(AdminCall(encode_admin(call.request)))
+                payload = encode(AdminCall(encode_admin(call.request), call.asker))
                 reply = self._forwarder.send(controller, payload)
                 if reply.is_done and reply.error is not None:
                     call.is_sent = False  # it never left

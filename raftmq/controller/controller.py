@@ -25,7 +25,13 @@ from uuid import UUID
 from attrs import define, field, frozen
 
 from raftmq.controller.balancing import AskSizes, Balancing
-from raftmq.controller.leaders import Evacuation, LeaderBalance, LeaderRow, LeaderTable
+from raftmq.controller.leaders import (
+    Evacuation,
+    LeaderBalance,
+    LeaderRow,
+    LeaderTable,
+    plan_preference,
+)
 from raftmq.controller.mover import Mover
 from raftmq.controller.moves import Figures, Survey, figures
 from raftmq.controller.node_changes import Change, drain_steps, plan_change
@@ -62,6 +68,7 @@ from raftmq.metadata.broker_messages import (
     Outcome,
     Outcomes,
     PlanMovesCall,
+    PreferLeaderCall,
     ReplaceNodeCall,
     Reply,
     ShrinkTopicCall,
@@ -706,6 +713,9 @@ class Controller:
         ).when_done(done)
 
     def _answer(self, call: _Call, outcomes: Outcomes) -> None:
+        if isinstance(call.request, PreferLeaderCall):
+            call.promise.resolve(outcomes)  # nobody relies on other brokers knowing of it
+            return
         created: tuple[TopicId, ...] = ()
         if isinstance(call.request, CreateTopicsCall | CreatePartitionsCall):
             created = tuple(
@@ -758,6 +768,9 @@ class Controller:
             new_ids = self._topic_id(image), self._topic_id(image)
             shrink, rows = plan_shrink(image, request, new_ids, configs)
             return shrink, lambda _result: rows
+        if isinstance(request, PreferLeaderCall):
+            order, rows = plan_preference(image, self._leaders, request)
+            return order, lambda _result: rows
         assert not isinstance(request, BalanceCall), "it is planned in turns"
         return self._plan_configs(image, request)
 

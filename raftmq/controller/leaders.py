@@ -22,7 +22,7 @@ from typing import Annotated, Final, Protocol, TypeAlias
 import msgspec
 from attrs import define, frozen
 
-from raftmq.errors import RemoteProtocolError
+from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import (
     NODE_ID_MAX,
     PARTITION_MAX,
@@ -31,6 +31,8 @@ from raftmq.foreign import (
     TERM_MAX,
     decode_foreign,
 )
+from raftmq.metadata.broker_messages import Outcome, Outcomes, PreferLeaderCall
+from raftmq.metadata.commands import ReassignPartition
 from raftmq.metadata.image import MetadataImage, PartitionImage
 from raftmq.promise import Promise
 from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, TopicId
@@ -253,6 +255,48 @@ def decode_rows(data: Buffer) -> list[LeaderRow]:
         )
         for wire in wires
     ]
+
+
+# ---- which leader is preferred ----
+
+
+def preference_error(
+    partition: PartitionImage, row: LeaderRow | None, to: int
+) -> KafkaError | None:
+    """Why a node is not to lead a partition; None where it may."""
+    if to not in partition.replicas:
+        return KafkaError(
+            f"node {to} has no replica of it; nodes {list(partition.replicas)} have",
+            code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
+    isr = () if row is None else row.isr
+    if to not in isr:
+        return KafkaError(
+            f"node {to} is not in sync; nodes {list(isr)} are", code=ErrorCode.INELIGIBLE_REPLICA
+        )
+    return None
+
+
+def plan_preference(
+    image: MetadataImage, leaders: LeaderTable, request: PreferLeaderCall
+) -> tuple[ReassignPartition | None, Outcomes]:
+    """The command that makes a node the preferred leader, None where nothing is to be changed."""
+    topic = image.topics.get(request.topic)
+    partition = None if topic is None else topic.partition(request.partition)
+    if topic is None or partition is None:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return None, (Outcome(name=request.topic, code=code),)
+    row = leaders.of(topic.topic_id, partition)
+    if (error := preference_error(partition, row, request.to)) is not None:
+        return None, (Outcome(name=topic.name, code=error.code, message=error.message),)
+    done = (Outcome(name=topic.name),)
+    to = NodeId(request.to)
+    if partition.preferred_leader == to:
+        return None, done
+    others = (node_id for node_id in partition.replicas if node_id != to)
+    return ReassignPartition(
+        topic_id=topic.topic_id, partition=partition.index, replicas=(to, *others)
+    ), done
 
 
 QUIET_MS: Final = 3_000.0

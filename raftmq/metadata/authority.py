@@ -62,7 +62,7 @@ from raftmq.metadata.commands import (
     UnregisterBroker,
     UpdateFeatures,
 )
-from raftmq.metadata.image import NO_COORDINATOR, MetadataImage
+from raftmq.metadata.image import LEVEL_OF_ASKERS, NO_COORDINATOR, MetadataImage
 from raftmq.types import NodeId, TopicId
 
 
@@ -72,8 +72,8 @@ class Authority(StrEnum):
     ITSELF = "a node, about itself"
     HOLDER = "a node that holds the partition"
     COORDINATOR = "the coordinator of the group"
-    ORDER = "any node, as far as it changes the order of the same replicas"
-    """`raftmq leader transfer` at any node; who leads is always one of those in sync."""
+    ORDER = "the controller alone; below level 9 any node, to change the order of replicas"
+    """An older node does so itself for `raftmq leader transfer`."""
     ANY_NODE = "any node"
     """On behalf of clients: any node may coordinate any transactional id."""
     CONTROLLER = "the controller alone"
@@ -184,6 +184,8 @@ def _coordinates(image: MetadataImage, sender: NodeId, command: Any) -> bool:
 
 
 def _reorders(image: MetadataImage, _sender: NodeId, command: Any) -> bool:
+    if image.level >= LEVEL_OF_ASKERS:
+        return False
     topic = image.topic_by_id(command.topic_id)
     found = None if topic is None else topic.partition(command.partition)
     return found is None or sorted(found.replicas) == sorted(command.replicas)

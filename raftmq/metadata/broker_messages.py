@@ -9,6 +9,7 @@ stream. So a call that came after format 5 is not sent on a stream with an older
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
@@ -71,10 +72,38 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     replicas_max: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)] = 0
 
 
+class Way(StrEnum):
+    """By which way an admin call came to the node that asks for it."""
+
+    CLIENT = "client"
+    """From a principal that proved who it is, where it had to: rules say what it may do."""
+    OPERATOR = "operator"
+    """By the admin port, which lets it do whatever the port has pages for."""
+    NODE = "node"
+    """From nobody: the node needs it itself."""
+
+
+class Asker(msgspec.Struct, frozen=True, array_like=True):
+    """On whose behalf an admin call is made; an older node does not say."""
+
+    way: Way
+    principal: str = ""
+    host: str = ""
+    listener: str = ""
+    client_id: str | None = None
+
+
+NODE_ITSELF: Final = Asker(Way.NODE)
+
+
 class AdminCall(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A client's admin request, accepted by any broker, decided by the controller."""
+    """A client's admin request, accepted by any broker, decided by the controller.
+
+    `asker`: since format 13.
+    """
 
     payload: bytes
+    asker: Asker | None = None
 
 
 class LeaderUpdate(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -415,6 +444,15 @@ class ShrinkTopicCall(msgspec.Struct, frozen=True, kw_only=True, tag=13):
     timeout_ms: _Milliseconds = 5000
 
 
+class PreferLeaderCall(msgspec.Struct, frozen=True, kw_only=True, tag=14):
+    """`raftmq leader transfer`: put a node in front of a partition's replicas; one outcome."""
+
+    topic: str
+    partition: _Int32
+    to: _Int32
+    timeout_ms: _Milliseconds = 5000
+
+
 AdminRequest: TypeAlias = (
     CreateTopicsCall
     | DeleteTopicsCall
@@ -429,6 +467,7 @@ AdminRequest: TypeAlias = (
     | DeleteAclsCall
     | AlterUsersCall
     | ShrinkTopicCall
+    | PreferLeaderCall
 )
 
 
@@ -474,6 +513,8 @@ def format_of(call: AdminRequest) -> int:
     """The oldest format between nodes that knows this call."""
     if isinstance(call, CreateAclsCall | DeleteAclsCall | AlterUsersCall):
         return 9
+    if isinstance(call, PreferLeaderCall):
+        return 13
     if isinstance(call, ShrinkTopicCall):
         return 10
     if isinstance(call, ChangeNodesCall | PlanMovesCall | BalanceCall):

@@ -10,8 +10,8 @@ keeps the levels, `controller.py` decides requests.
 know; 2: levels themselves, snapshots that hold them, and journals that hold each record twice; 3:
 transactions; 4: moves of replicas that are planned and cancelled, and states of nodes; 5: rules of
 who may do what, and users; 6: topics that shrink, and views over what they retire;
-7: delay topics; 8: views with conditions; 9: topics that shrink get aliases, and what is known of
-producers outlives a partition.
+7: delay topics; 8: views with conditions; 9: topics that shrink get aliases, what is known of
+producers outlives a partition, and nodes say on whose behalf they ask the controller.
 `transaction.version` tells clients which protocol to speak (2: KIP-890's); what a
 broker does goes by the version of each request, never by this level.
 

@@ -67,6 +67,8 @@ LEVEL_OF_KNOWN_PRODUCERS: Final = 9
 """From it on a partition that is gone leaves what its log knew of idempotent producers."""
 KNOWN_IN_ALL_BYTES_MAX: Final = 8 << 20
 """Of that, for all topics together."""
+LEVEL_OF_ASKERS: Final = 9
+"""From it on every admin call says on whose behalf it is made."""
 VIEWS_OF_TOPIC_MAX: Final = 16
 """Views with conditions over one topic: each judges every batch of it."""
 EPOCH_ROOM: Final = 1_000

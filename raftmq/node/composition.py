@@ -20,6 +20,7 @@ from typing import Final
 
 from raftmq.config import Address, ClientListener, ConfigError, NodeConfig
 from raftmq.controller.broker_lifecycle import BrokerInfo
+from raftmq.controller.call_rights import CallRefusal
 from raftmq.controller.control_plane import ControlPlane, QuorumState
 from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import AheadError
@@ -27,8 +28,8 @@ from raftmq.groups.coordinator import Coordinator
 from raftmq.groups.model import GroupConfig
 from raftmq.log.journal import HardStateJournal
 from raftmq.log.model import LogConfig
-from raftmq.logs import structlog
-from raftmq.metadata.broker_messages import PartitionSize
+from raftmq.logs import RateLimitedLog, structlog
+from raftmq.metadata.broker_messages import AdminRequest, Asker, PartitionSize, Way
 from raftmq.metadata.commands import Endpoint, FeatureUpdate, NodeState, client_endpoint
 from raftmq.metadata.configs import check_static_configs
 from raftmq.metadata.engine import DrivenEngine
@@ -64,9 +65,9 @@ from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.token_keys import TokenKeys
 from raftmq.sasl.oauthbearer import MECHANISM as OAUTHBEARER
 from raftmq.sasl.oauthbearer import Verify
-from raftmq.server.audit import Audit
+from raftmq.server.audit import Audit, Who
 from raftmq.server.kafka.authentication import Authenticator, SaslSettings
-from raftmq.server.kafka.broker import Broker
+from raftmq.server.kafka.broker import Broker, authorizer_of
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
 from raftmq.server.kafka.limits import RequestMemory
 from raftmq.transactions.coordinator import TransactionConfig, TransactionCoordinator
@@ -84,6 +85,7 @@ from raftmq.types import (
 )
 
 logger = structlog.get_logger("raftmq.node")
+_refused_log: Final = RateLimitedLog(structlog.get_logger("raftmq.security"))
 
 POLL_S: Final = 0.01
 HANDOVER_POLL_S: Final = 0.002
@@ -276,6 +278,8 @@ class NodeCore:
             learn_address=self._learn_address,
             quorum_view=self._quorum_view,
             sizes_here=self._sizes_here,
+            authorizer=authorizer_of(config, lambda: self.engine.image.rules),
+            call_refused=self._call_refused,
         )
         self._compose_transactions()
         self.partitions = Partitions(
@@ -316,6 +320,27 @@ class NodeCore:
         for partition in self.partitions.registry:
             if partition.is_leader:
                 yield PartitionSize(partition.topic_id, partition.index, partition.size_bytes)
+
+    def _call_refused(
+        self, sender: NodeId, request: AdminRequest, asker: Asker | None, refusal: CallRefusal
+    ) -> None:
+        """Count and tell what this node, the controller, did not decide for want of a right."""
+        counts, operation = self.broker.metrics.denials, refusal.operation
+        counts[refusal.kind, operation] = counts.get((refusal.kind, operation), 0) + 1
+        asker = asker or Asker(Way.NODE)
+        call, resource = type(request).__name__, f"{refusal.kind}:{refusal.name}"
+        _refused_log.warning(
+            "admin call refused",
+            sender=sender,
+            call=call,
+            principal=asker.principal,
+            host=asker.host,
+            operation=str(operation),
+            resource=resource,
+            why=refusal.message,
+        )
+        who = Who(asker.principal or None, asker.host, asker.listener, asker.client_id)
+        self.audit.denial(who, f"{call} by node {sender}", str(operation), resource)
 
     def _replica_of(self, topic_id: TopicId, index: int) -> Partition | None:
         return self.partitions.registry.by_id(topic_id, index)

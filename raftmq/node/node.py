@@ -22,6 +22,7 @@ import trio
 from raftmq.config import ConfigError, NodeConfig
 from raftmq.log.journal import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
+from raftmq.metadata.broker_messages import NODE_ITSELF
 from raftmq.metadata.engine import DrivenEngine
 from raftmq.metadata.state_machine import UnappliableCommandError
 from raftmq.node.composition import HANG_UP_S, NodeCore, Shutdown
@@ -172,7 +173,7 @@ class Node(NodeCore):
         await make_first_user(
             call,
             lambda: self.engine.image,
-            lambda call: self.tasks.wait(self.broker.call_controller(call)),
+            lambda call: self.tasks.wait(self.control.call(call, NODE_ITSELF)),
             trio.sleep,
         )
 

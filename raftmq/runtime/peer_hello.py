@@ -34,7 +34,7 @@ nodes, for which the controller has calls; 9: metadata may hold rules of who may
 likewise; 10: topics may shrink: metadata holds views, logs hold seals; 11: leaders of
 delay partitions deliver; 12: metadata may hold views with conditions; 13: topics that shrink get
 aliases, which all nodes find, and metadata may hold what the logs of partitions that are gone knew
-of producers."""
+of producers; admin calls say on whose behalf they are made."""
 HELLO_BYTES_MAX: Final = 4096
 STREAMS: Final = tuple(Stream)
 

@@ -54,6 +54,7 @@ from raftmq.types import (
     StorageId,
     TopicId,
 )
+from tests.controller.metadata_cluster import CLIENT
 from tests.replication.inline import InlineCatchUp, stored_as_frames
 
 TICK_MS = 10.0
@@ -244,6 +245,8 @@ class WorldNode:
             learn_address=lambda _node_id, _where: None,  # no address is needed here
             quorum_view=lambda: None,
             sizes_here=tuple,
+            authorizer=None,
+            call_refused=lambda *_refused: None,
         )
 
     def _reconcile_at_start(self) -> None:
@@ -457,12 +460,12 @@ class ControlWorld:
             wish = NewTopic(name=name, partitions=2, replication_factor=self.random.randint(1, 3))
             if draw > 0.88:
                 wish = NewTopic(name=f"v{name}", configs=_view_of(name))
-            node.control.call(CreateTopicsCall(topics=(wish,), timeout_ms=600))
+            node.control.call(CreateTopicsCall(topics=(wish,), timeout_ms=600), CLIENT)
         else:
             name = f"t{self.random.randrange(12)}"
             if draw > 0.99:
                 name = f"v{name}"
-            node.control.call(DeleteTopicsCall(names=(name,), timeout_ms=600))
+            node.control.call(DeleteTopicsCall(names=(name,), timeout_ms=600), CLIENT)
 
     def _allocate(self, node: WorldNode) -> None:
         engine = node.engine

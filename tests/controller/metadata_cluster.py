@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from random import Random
+from typing import Any, Final
 
 import pytest
 from attrs import evolve
@@ -19,7 +20,7 @@ from raftmq.controller.controller import ControllerConfig
 from raftmq.errors import ErrorCode, KafkaError, NotLeaderError
 from raftmq.log.log_start import LogStart
 from raftmq.log.model import LogEntry
-from raftmq.metadata.broker_messages import FORMAT_MAX, PartitionSize
+from raftmq.metadata.broker_messages import FORMAT_MAX, Asker, PartitionSize, Way
 from raftmq.metadata.commands import Endpoint, FeatureUpdate
 from raftmq.metadata.engine import EngineConfig
 from raftmq.metadata.features import SUPPORTED, Ranges, named
@@ -30,6 +31,7 @@ from raftmq.raft.membership import Configuration
 from raftmq.raft.messages import EntryKind, Role, SoftState
 from raftmq.records import BatchHeader, stamp
 from raftmq.replication.membership import TargetMembership, next_configuration
+from raftmq.rights import Authorizer
 from raftmq.types import (
     LeaderEpoch,
     NodeId,
@@ -55,6 +57,9 @@ class FakeClock:
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + int(self.now_ms)
+
+
+CLIENT: Final = Asker(Way.CLIENT, "User:ANONYMOUS", "10.0.0.9", "PLAINTEXT")
 
 
 class FakeReplica:
@@ -235,6 +240,8 @@ class Node:
             learn_address=lambda _node_id, _where: None,  # no address is needed here
             quorum_view=lambda: None,
             sizes_here=lambda: self.sizes,
+            authorizer=cluster.authorizer_of(self),
+            call_refused=lambda *refused: cluster.refused.append(refused),
         )
         self.engine.attach(self.replica, cluster.voters)
 
@@ -270,8 +277,12 @@ class MetadataCluster:
         supported: dict[int, Ranges] | None = None,
         formats: dict[int, int] | None = None,
         first_levels: tuple[FeatureUpdate, ...] = (),
+        super_users: tuple[str, ...] | None = None,
     ) -> None:
+        """`super_users`: of an authorizer; None: there is none."""
         self.first_levels = first_levels
+        self.super_users = super_users
+        self.refused: list[tuple[Any, ...]] = []
         self.supported = supported or {}
         self.formats = formats or {}
         self.clock = FakeClock()
@@ -297,6 +308,11 @@ class MetadataCluster:
         self._incarnation = 0
         for node_id in self.voters:
             self.start(node_id)
+
+    def authorizer_of(self, node: Node) -> Authorizer | None:
+        if self.super_users is None:
+            return None
+        return Authorizer(lambda: node.engine.image.rules, self.super_users)
 
     # ---- nodes ----
 

@@ -29,7 +29,7 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.metadata.commands import NodeState, Origin
 from raftmq.types import NodeId
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 from tests.controller.test_controller import _call
 from tests.controller.test_mover import change, formed, partitions
 
@@ -160,7 +160,7 @@ def test_each_step_of_a_group_has_its_quorum() -> None:
 def test_without_sizes_they_are_told_as_unknown() -> None:
     cluster = formed()
     cluster.cut = [3]
-    promise = cluster.nodes[2].control.call(BalanceCall(dry_run=True))
+    promise = cluster.nodes[2].control.call(BalanceCall(dry_run=True), CLIENT)
     cluster.run(300)
     told = [row.move for row in promise.result()[1:]]
     assert [move.copied_bytes for move in told if move is not None] == [-1, -1]

@@ -33,7 +33,7 @@ from raftmq.metadata.commands import (
 )
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 
 TOPIC = TopicId(UUID(int=7))
 
@@ -104,12 +104,12 @@ def test_a_node_that_connects_is_told_all() -> None:
 def test_leaders_of_deleted_topics_are_forgotten() -> None:
     cluster = MetadataCluster.formed()
     cluster.auto_lead = True
-    created = cluster.nodes[1].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    created = cluster.nodes[1].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)), CLIENT)
     cluster.run(300)
     topic_id = created.result()[0].topic_id
     assert topic_id is not None
     assert None not in _known(cluster, topic_id)
-    cluster.nodes[1].control.call(DeleteTopicsCall(names=("a",)))
+    cluster.nodes[1].control.call(DeleteTopicsCall(names=("a",)), CLIENT)
     cluster.run(300)
     assert _known(cluster, topic_id) == [None, None, None]
 
@@ -132,7 +132,7 @@ def test_leadership_is_moved_by_whoever_leads() -> None:
 def test_a_call_whose_answer_is_lost_is_unknown() -> None:
     cluster = MetadataCluster.formed()
     cluster.lost_replies_from = [1]
-    promise = cluster.nodes[2].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    promise = cluster.nodes[2].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)), CLIENT)
     cluster.run(2_000)
     assert isinstance(promise.error, KafkaError)
     assert promise.error.code is ErrorCode.REQUEST_TIMED_OUT
@@ -141,7 +141,7 @@ def test_a_call_whose_answer_is_lost_is_unknown() -> None:
 
 def test_an_empty_call_is_answered_at_once() -> None:
     cluster = MetadataCluster.formed()
-    promise = cluster.nodes[1].control.call(AlterConfigsCall(resources=()))
+    promise = cluster.nodes[1].control.call(AlterConfigsCall(resources=()), CLIENT)
     assert promise.result() == ()
 
 

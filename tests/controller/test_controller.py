@@ -46,13 +46,13 @@ from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, PartitionImage
 from raftmq.metadata.snapshot import encode_image
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 
 
 def _call(
     cluster: MetadataCluster, request: AdminRequest, *, via: int = 2, ms: float = 300
 ) -> list[Outcome]:
-    promise = cluster.nodes[via].control.call(request)
+    promise = cluster.nodes[via].control.call(request, CLIENT)
     cluster.run(ms)
     return list(promise.result())
 
@@ -165,7 +165,7 @@ def test_a_plan_that_is_overtaken_is_made_again_until_the_client_gives_up() -> N
     assert outcome.code is ErrorCode.NONE
     _outdate(cluster, 10_000)
     request = CreateTopicsCall(topics=(NewTopic(name="b"),), timeout_ms=500)
-    promise = cluster.nodes[2].control.call(request)
+    promise = cluster.nodes[2].control.call(request, CLIENT)
     cluster.run(5_000)
     assert isinstance(promise.error, KafkaError)
     assert promise.error.code is ErrorCode.REQUEST_TIMED_OUT
@@ -264,7 +264,7 @@ def test_validate_only_changes_nothing() -> None:
 def test_two_creations_at_once_have_one_winner() -> None:
     cluster = _formed()
     call = CreateTopicsCall(topics=(NewTopic(name="a"),))
-    promises = [cluster.nodes[n].control.call(call) for n in cluster.voters]
+    promises = [cluster.nodes[n].control.call(call, CLIENT) for n in cluster.voters]
     cluster.run(300)
     codes = sorted(p.result()[0].code for p in promises)
     assert codes == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.TOPIC_ALREADY_EXISTS]
@@ -282,7 +282,7 @@ def test_creation_waits_for_every_live_broker_and_says_when_one_is_behind() -> N
     cluster = _formed()
     cluster.lost_replies_from = []
     promise = cluster.nodes[1].control.call(
-        CreateTopicsCall(topics=(NewTopic(name="a", replication_factor=2),), timeout_ms=400)
+        CreateTopicsCall(topics=(NewTopic(name="a", replication_factor=2),), timeout_ms=400), CLIENT
     )
     cluster.cut = [3]
     cluster.run(200)
@@ -309,7 +309,7 @@ def test_a_fenced_broker_is_not_waited_for_and_topics_can_still_be_made() -> Non
 def test_without_leaders_creation_answers_after_its_wait() -> None:
     cluster = _formed()
     cluster.auto_lead = False
-    promise = cluster.nodes[2].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    promise = cluster.nodes[2].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)), CLIENT)
     cluster.run(900)
     assert not promise.is_done
     cluster.run(300)
@@ -588,7 +588,7 @@ def test_calls_find_the_next_controller() -> None:
     cluster = _formed()
     cluster.kill(1)
     call = CreateTopicsCall(topics=(NewTopic(name="a", replication_factor=1),))
-    promise = cluster.nodes[2].control.call(call)
+    promise = cluster.nodes[2].control.call(call, CLIENT)
     cluster.run(200)
     assert not promise.is_done
     cluster.elect(3)
@@ -600,7 +600,7 @@ def test_a_call_without_any_controller_times_out() -> None:
     cluster = _formed()
     cluster.kill(1)
     call = CreateTopicsCall(topics=(NewTopic(name="a"),), timeout_ms=500)
-    promise = cluster.nodes[2].control.call(call)
+    promise = cluster.nodes[2].control.call(call, CLIENT)
     cluster.run(600)
     assert isinstance(promise.error, KafkaError)
     assert promise.error.code is ErrorCode.REQUEST_TIMED_OUT
@@ -840,10 +840,10 @@ def test_a_call_costs_what_it_may_create() -> None:
 
 def test_many_calls_that_change_nothing_are_answered() -> None:
     cluster = _formed()
-    cluster.nodes[1].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)))
+    cluster.nodes[1].control.call(CreateTopicsCall(topics=(NewTopic(name="a"),)), CLIENT)
     calls = [
         cluster.nodes[1].control.call(
-            CreateTopicsCall(topics=(NewTopic(name="."),), validate_only=True)
+            CreateTopicsCall(topics=(NewTopic(name="."),), validate_only=True), CLIENT
         )
         for _ in range(900)
     ]

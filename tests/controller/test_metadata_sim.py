@@ -15,6 +15,7 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS, RAFTMQ_LEVEL
 from tests.controller.control_world import ControlWorld
+from tests.controller.metadata_cluster import CLIENT
 
 SEEDS = range(4)
 FEW = [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))]
@@ -129,7 +130,9 @@ def test_a_voter_gone_for_good_is_replaced_under_faults(seed: int) -> None:
         world.schedule(400, ask)
         node = world.random.choice(stay)
         if node.is_up:
-            node.control.call(ReplaceNodeCall(old_id=gone.node_id, new_id=4, timeout_ms=300))
+            node.control.call(
+                ReplaceNodeCall(old_id=gone.node_id, new_id=4, timeout_ms=300), CLIENT
+            )
 
     ask()
     for _ in range(6):
@@ -161,7 +164,7 @@ def ask_until_over(world: ControlWorld, request: AdminRequest) -> Callable[[], N
             world.schedule(400, ask)
             node = world.random.choice(list(world.nodes.values()))
             if node.is_up:
-                node.control.call(request)
+                node.control.call(request, CLIENT)
 
     def end() -> None:
         nonlocal is_over

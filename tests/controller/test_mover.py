@@ -22,7 +22,7 @@ from raftmq.metadata.config_keys import MOVES_MAX, REPLACE_AFTER
 from raftmq.metadata.configs import check_broker_configs
 from raftmq.metadata.image import RAFTMQ_LEVEL, PartitionImage
 from raftmq.types import NodeId
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 
 LEVEL_4 = (FeatureUpdate(RAFTMQ_LEVEL, 4),)
 AFTER_MS = 3_000
@@ -35,7 +35,7 @@ def formed(partitions: int = 3, *, level: int = 4, **static: str) -> MetadataClu
     )
     cluster.auto_lead = True
     topic = NewTopic(name="t", partitions=partitions, replication_factor=3)
-    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)))
+    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)), CLIENT)
     cluster.run(300)
     assert created.result()[0].code is ErrorCode.NONE
     cluster.start(4)
@@ -59,7 +59,7 @@ def alter(cluster: MetadataCluster, name: str, value: str) -> None:
     resource = ConfigResource(
         resource_type=4, resource_name="", operations=(ConfigOperation(name, 0, value),)
     )
-    done = cluster.nodes[2].control.call(AlterConfigsCall(resources=(resource,)))
+    done = cluster.nodes[2].control.call(AlterConfigsCall(resources=(resource,)), CLIENT)
     cluster.run(200)
     assert done.result()[0].code is ErrorCode.NONE, done.result()
 
@@ -130,7 +130,7 @@ def test_two_dead_brokers_are_not_replaced_and_that_is_said_once() -> None:
     )
     cluster.auto_lead = True
     topic = NewTopic(name="t", partitions=5, replication_factor=4)
-    cluster.nodes[1].control.call(CreateTopicsCall(topics=(topic,)))
+    cluster.nodes[1].control.call(CreateTopicsCall(topics=(topic,)), CLIENT)
     cluster.run(300)
     before = holders(cluster)
     with capture_logs() as logs:

@@ -51,7 +51,7 @@ from raftmq.metadata.image import LEVEL_OF_MOVES, RAFTMQ_LEVEL, MetadataImage
 from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
 from raftmq.types import LeaderEpoch, NodeId
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 from tests.metadata.metadata_commands import (
     FIRST,
     Machine,
@@ -484,7 +484,7 @@ def _grown() -> MetadataCluster:
 
 
 def _ask(cluster: MetadataCluster, request: AdminRequest) -> list[Outcome]:
-    promise = cluster.nodes[2].control.call(request)
+    promise = cluster.nodes[2].control.call(request, CLIENT)
     cluster.run(1_000)
     return list(promise.result())
 

@@ -43,7 +43,7 @@ from raftmq.metadata.voters import metadata_target
 from raftmq.raft.membership import Configuration
 from raftmq.replication.membership import next_configuration
 from raftmq.types import LeaderEpoch, NodeId
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 from tests.metadata.metadata_commands import (
     FIRST,
     Machine,
@@ -552,12 +552,12 @@ def test_a_replacement_survives_its_controllers() -> None:
     cluster.run(1_000)
     assert cluster.nodes[4].control.lifecycle.is_ready
     topic = NewTopic(name="t", partitions=9, replication_factor=3)
-    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)))
+    created = cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)), CLIENT)
     cluster.run(300)
     assert created.result()[0].code is ErrorCode.NONE
     cluster.kill(3)
     cluster.run(4_000)
-    promise = cluster.nodes[2].control.call(ReplaceNodeCall(old_id=3, new_id=4))
+    promise = cluster.nodes[2].control.call(ReplaceNodeCall(old_id=3, new_id=4), CLIENT)
     cluster.run(50)
     verdict, *steps = promise.result()
     assert (verdict.code, verdict.message) == (ErrorCode.NONE, "begun")
@@ -572,7 +572,7 @@ def test_a_replacement_survives_its_controllers() -> None:
     assert image.replacements[NodeId(3)].is_done
     for partition in image.topics["t"].partitions:
         assert sorted(partition.voters) == [1, 2, 4]
-    again = cluster.nodes[4].control.call(ReplaceNodeCall(old_id=3, new_id=4))
+    again = cluster.nodes[4].control.call(ReplaceNodeCall(old_id=3, new_id=4), CLIENT)
     cluster.run(50)
     assert again.result()[0].message == "done already"
 
@@ -587,12 +587,12 @@ def test_an_empty_disk_waits_until_its_replacement_has_ended(is_moved: bool) -> 
     cluster.start(4)
     cluster.run(1_000)
     topic = NewTopic(name="t", partitions=9, replication_factor=3)
-    cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)))
+    cluster.nodes[2].control.call(CreateTopicsCall(topics=(topic,)), CLIENT)
     cluster.run(300)
     cluster.kill(3)
     cluster.run(4_000)
     cluster.auto_lead = is_moved  # moves are made by leaders
-    cluster.nodes[2].control.call(ReplaceNodeCall(old_id=3, new_id=4))
+    cluster.nodes[2].control.call(ReplaceNodeCall(old_id=3, new_id=4), CLIENT)
     cluster.run(50)
     cluster.elect(2)  # it counts everybody as heard
     cluster.run(500)

@@ -24,6 +24,7 @@ from raftmq.metadata.results import RowsDone
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.promise import Promise
 from tests.controller.control_world import ControlWorld, WorldNode
+from tests.controller.metadata_cluster import CLIENT
 from tests.controller.test_metadata_sim import FEW, heal, nemesis
 
 IDS: Final = ("a", "b", "c")
@@ -164,7 +165,7 @@ def test_transactions_under_faults(seed: int) -> None:
     world = ControlWorld(4_000 + seed)
     world.run(1_500)
     update = (FeatureRequest(RAFTMQ_LEVEL, NEWEST),)
-    world.nodes[1].control.call(UpdateFeaturesCall(updates=update, timeout_ms=1_000))
+    world.nodes[1].control.call(UpdateFeaturesCall(updates=update, timeout_ms=1_000), CLIENT)
     world.run(500)
     assert world.nodes[1].engine.image.level == NEWEST
     for node in world.nodes.values():

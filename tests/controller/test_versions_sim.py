@@ -12,6 +12,7 @@ from raftmq.metadata.features import SUPPORTED, ranges_of
 from raftmq.metadata.image import RAFTMQ_LEVEL
 from raftmq.promise import Promise
 from tests.controller.control_world import OLDER, ControlWorld, WorldNode
+from tests.controller.metadata_cluster import CLIENT
 from tests.controller.test_metadata_sim import FEW
 
 NEWEST = SUPPORTED[RAFTMQ_LEVEL][1]
@@ -73,7 +74,7 @@ def _raise_now_and_then(world: ControlWorld, refused: list[str]) -> None:
         if node.is_up:
             update = FeatureRequest(RAFTMQ_LEVEL, NEWEST)
             call = UpdateFeaturesCall(updates=(update,), timeout_ms=400)
-            node.control.call(call).when_done(noted(node))
+            node.control.call(call, CLIENT).when_done(noted(node))
 
     ask()
 

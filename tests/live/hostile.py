@@ -81,9 +81,9 @@ def say(node: Node, data: bytes) -> None:
     raw(node, hello() + data)
 
 
-def hello() -> bytes:
-    """Of a node that the cluster does not know."""
-    said = Hello(PEER_FORMATS[1], "test-cluster", LIAR, f"{LIAR:x}", "control")
+def hello(node_id: int = LIAR, storage_id: int = LIAR) -> bytes:
+    """Of a node that the cluster does not know, unless one is named."""
+    said = Hello(PEER_FORMATS[1], "test-cluster", node_id, f"{storage_id:x}", "control")
     return _counted(msgspec.json.encode(said))
 
 
@@ -107,11 +107,16 @@ def _request(body: bytes) -> bytes:
     return peer_frame(_HEAD.pack(0, 1) + body, KIND_BROKER)
 
 
-def lies(node: Node, topic_id: TopicId) -> dict[str, bytes]:
-    """The smallest of each kind, as frames that follow a valid hello."""
+def storage_of(node: Node) -> int:
+    """The storage id of a node's data folder."""
     folder = json.loads((node.data / "node.json").read_text())
     content = json.loads(folder["content"]) if isinstance(folder["content"], str) else None
-    storage = int((content or folder["content"])["storage_id"], 16)
+    return int((content or folder["content"])["storage_id"], 16)
+
+
+def lies(node: Node, topic_id: TopicId) -> dict[str, bytes]:
+    """The smallest of each kind, as frames that follow a valid hello."""
+    storage = storage_of(node)
     me = ReplicaId(NodeId(LIAR), StorageId(LIAR))
     you = ReplicaId(NodeId(node.node_id), StorageId(storage))
     huge = Term((1 << 63) - 1)

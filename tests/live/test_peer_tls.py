@@ -5,22 +5,58 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 import trustme
 
 from benchmarks.rolling import TOPIC, Application
-from raftmq.metadata.broker_messages import AdmissionRequest, ForwardCommands
+from raftmq.errors import ErrorCode
+from raftmq.metadata.broker_messages import (
+    AdminCall,
+    AdmissionRequest,
+    Asker,
+    BrokerHeartbeat,
+    DeleteTopicsCall,
+    ForwardCommands,
+    Way,
+    decode_reply,
+    encode_admin,
+)
 from raftmq.metadata.broker_messages import encode as encode_control
-from raftmq.metadata.commands import DeleteTopics, Envelope, encode_envelope
+from raftmq.metadata.commands import (
+    AllocateProducerIds,
+    AlterUsers,
+    ChangeNodes,
+    CreateAcls,
+    DeleteTopics,
+    Envelope,
+    FeatureUpdate,
+    FenceBroker,
+    NodeChange,
+    NodeState,
+    NoOperation,
+    ReassignPartition,
+    RegisterBroker,
+    UpdateFeatures,
+    encode_envelope,
+    version_of,
+)
+from raftmq.metadata.credentials import ScramUpsertion
+from raftmq.rights import CLUSTER_NAME, Kind, Operation, Pattern, Permission, Rule
+from raftmq.runtime.broker_calls import _HEAD as BROKER_HEAD
+from raftmq.runtime.peer_links import KIND_BROKER
+from raftmq.runtime.peer_streams import FRAME_HEADER
 from raftmq.runtime.peer_tls import node_name
 from raftmq.types import NodeId, TopicId
 from tests.live.harness import Cluster, Node, wait_until
-from tests.live.hostile import LIAR, _request, hello, lies
+from tests.live.hostile import LIAR, _request, hello, lies, peer_frame, storage_of
 from tests.live.load import Load, create_topic, in_sync, leaders
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -173,6 +209,146 @@ def test_a_stranger_at_the_peer_port_brings_nothing_about(
     # The other way round: what keeps them out is nothing but their certificates.
     admitted = showing(authority.issue_cert(node_name(LIAR)))
     assert b'"cluster_id":"test-cluster"' in offer(node, admitted, hello())
+
+
+# ---- a node that is one of the cluster's, and lies ----
+
+
+def told_by(node: Node, context: ssl.SSLContext, hello: bytes, requests: list[bytes]) -> list[Any]:
+    """The replies to requests on one stream; fewer where the node ends it."""
+    replies: list[Any] = []
+    with ExitStack() as stack, suppress(ConnectionError, TimeoutError):
+        sock = socket.create_connection((node.host, node.peer_port), timeout=10)
+        stack.callback(sock.close)
+        sock = stack.enter_context(context.wrap_socket(sock))
+        sock.settimeout(10)
+        sock.sendall(hello)
+        (size,) = struct.unpack(">I", exactly(sock, 4))
+        exactly(sock, size)
+        for number, body in enumerate(requests, 1):
+            sock.sendall(peer_frame(BROKER_HEAD.pack(0, number) + body, KIND_BROKER))
+            while True:
+                size, _, kind = FRAME_HEADER.unpack(exactly(sock, FRAME_HEADER.size))
+                frame = exactly(sock, size)
+                if kind == KIND_BROKER and BROKER_HEAD.unpack_from(frame) == (1, number):
+                    replies.append(decode_reply(frame[BROKER_HEAD.size :]))
+                    break
+    return replies
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionResetError("the node ended it")
+        data += piece
+    return data
+
+
+def forbidden(topic_id: TopicId, victim: int) -> dict[str, Any]:
+    """Commands that no other node may send, by name."""
+    key = b"k" * 32
+    user = ScramUpsertion(
+        user="eve",
+        mechanism=1,
+        iterations=4_096,
+        scram_salt=b"salt" * 4,
+        scram_stored_key=key,
+        scram_server_key=key,
+    )
+    on_cluster = Kind.CLUSTER, Pattern.LITERAL, CLUSTER_NAME
+    everything = Rule(*on_cluster, "User:eve", "*", Operation.ALL, Permission.ALLOW)
+    return {
+        "deletes a topic": DeleteTopics(topic_ids=(topic_id,)),
+        "creates a rule": CreateAcls(rules=(everything,)),
+        "creates a user": AlterUsers(upsertions=(user,)),
+        "fences another": FenceBroker(node_id=NodeId(victim), broker_epoch=1),
+        "registers another": RegisterBroker(
+            node_id=NodeId(victim), storage_id="1", cluster_id="test-cluster"
+        ),
+        "takes another's producer ids": AllocateProducerIds(node_id=NodeId(victim)),
+        "moves a partition": ReassignPartition(
+            topic_id=topic_id, partition=0, replicas=(NodeId(victim),)
+        ),
+        "drains another": ChangeNodes(changes=(NodeChange(NodeId(victim), NodeState.DRAINING),)),
+        "raises a level": UpdateFeatures(updates=(FeatureUpdate("raftmq.level", 1),)),
+    }
+
+
+def sent_by(node_id: int, sequence: int, command: Any) -> bytes:
+    """A command as its node forwards it."""
+    envelope = Envelope(
+        version=version_of(command),
+        node_id=NodeId(node_id),
+        incarnation=int(time.time() * 1e3),
+        sequence=sequence,
+        command=command,
+    )
+    return encode_control(ForwardCommands((encode_envelope(envelope),)))
+
+
+def test_a_node_of_the_cluster_has_nothing_done_that_is_not_its_own(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
+    """Whoever has node 3's certificate and data: commands of others, calls for nobody and for
+    clients without rights, and another node's number."""
+    settings = {
+        "peer_tls": "required",
+        "authorizer": "acl",
+        "super_users": ["User:ANONYMOUS"],
+    }
+    cluster = Cluster(tmp_path, settings=settings)
+    for node in cluster.nodes.values():
+        node.environment |= write_files(tmp_path, authority, node.node_id)
+    with cluster:
+        create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
+        controller = cluster[cluster[1].get("/status")["metadata"]["leader"]]
+        liar = next(n for n in cluster.nodes.values() if n is not controller)
+        victim = next(n for n in cluster.nodes.values() if n not in (controller, liar))
+        topic_id = TopicId(UUID(controller.partition_folder("t").parent.name.removeprefix("t-")))
+        storage = storage_of(liar)
+        liar.kill()
+        context = showing(authority.issue_cert(node_name(liar.node_id)))
+        mine = hello(liar.node_id, storage)
+        before = seen(controller)
+        commands = forbidden(topic_id, victim.node_id)
+        bodies = [
+            sent_by(liar.node_id, number, command)
+            for number, command in enumerate(commands.values(), 1)
+        ]
+        bodies.append(sent_by(victim.node_id, 1, NoOperation()))
+        replies = told_by(controller, context, mine, bodies)
+        assert [reply.code for reply in replies] == [ErrorCode.INVALID_REQUEST] * len(bodies)
+        for name, reply in zip(commands, replies, strict=False):
+            assert "may not send" in reply.message, name
+        assert "speaks as" in replies[-1].message
+        deletion = encode_admin(DeleteTopicsCall(names=("t",)))
+        askers = [
+            None,
+            Asker(Way.NODE),
+            Asker(Way.OPERATOR, "token"),
+            Asker(Way.CLIENT, "User:eve"),
+        ]
+        calls = [encode_control(AdminCall(deletion, asker)) for asker in askers]
+        codes = [reply.code for reply in told_by(controller, context, mine, calls)]
+        denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert codes == [denied, denied, denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+        beat = encode_control(BrokerHeartbeat(NodeId(victim.node_id), 1, 1))
+        assert told_by(controller, context, mine, [beat]) == [], "the stream ends"
+        assert told_by(controller, context, hello(victim.node_id, 1), [calls[0]]) == []
+        offer(controller, context, mine + lies(controller, topic_id)["VoteRequest of term 2^63-1"])
+        assert {**seen(controller), "terms": 0} == {**before, "terms": 0}
+        page = controller.text("/metrics")
+        for command in commands.values():
+            kind = type(command).__name__
+            assert f'raftmq_commands_refused_total{{command="{kind}"}} 1.0' in page
+        assert 'raftmq_denials_total{resource="topic",operation="delete"} 1.0' in page
+        lines = controller.log_path.read_text()
+        assert lines.count("command of another node refused") == len(commands)
+        assert lines.count("admin call refused") == len(askers)
+        liar.start()
+        liar.wait_ready()
 
 
 # ---- from plain to secure ----

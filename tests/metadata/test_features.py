@@ -53,7 +53,7 @@ from raftmq.metadata.image import (
 from raftmq.metadata.results import Done, Registered, Rejection
 from raftmq.metadata.state_machine import MetadataMachine, UnappliableCommandError
 from raftmq.types import LeaderEpoch
-from tests.controller.metadata_cluster import MetadataCluster
+from tests.controller.metadata_cluster import CLIENT, MetadataCluster
 from tests.metadata.metadata_commands import Machine, node, register
 
 LEVEL, VERSION = "raftmq.level", "transaction.version"
@@ -236,7 +236,7 @@ def test_a_request_is_planned_validated_or_has_nothing_to_do() -> None:
 
 
 def _update(cluster: MetadataCluster, asker: int, *updates: tuple[str, int]) -> Any:
-    promise = cluster.nodes[asker].control.call(_call(*updates))
+    promise = cluster.nodes[asker].control.call(_call(*updates), CLIENT)
     cluster.run(1_500)
     if promise.error is not None:
         return promise.error

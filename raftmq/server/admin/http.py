@@ -33,10 +33,12 @@ from starlette.routing import Route
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
+from raftmq.metadata.broker_messages import Way
 from raftmq.runtime.certificates import ServerTls
 from raftmq.server.admin.access import UNKNOWN_TOKEN, Access
 from raftmq.server.admin.connections import AdminHandshakes, OpenConnection, OpenConnections
 from raftmq.server.admin.pages import (
+    WAY,
     WHO,
     BalancePage,
     LeadersPage,
@@ -383,6 +385,7 @@ def checked(app: Any, access: Access, audit: Audit) -> Any:
             )
             principal = access.principal_of(headers, _subject.get()) if refusal is None else None
             who = scope[WHO] = Who(principal, client, access.name)
+            scope[WAY] = Way.OPERATOR
             if refusal is not None:
                 code, why = refusal
                 _log.warning(

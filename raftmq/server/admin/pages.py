@@ -48,6 +48,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from raftmq.controller.control_plane import ControlPlane
+from raftmq.controller.leaders import preference_error
 from raftmq.controller.moves import Bounds, Survey, move_rows
 from raftmq.controller.node_changes import changes_under_way
 from raftmq.controller.replacement import progress
@@ -56,9 +57,11 @@ from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.metadata.broker_messages import (
     AdminRequest,
+    Asker,
     BalanceCall,
     ChangeNodesCall,
     Outcome,
+    PreferLeaderCall,
     ReplaceNodeCall,
     ShrinkTopicCall,
 )
@@ -76,6 +79,8 @@ ASK_AGAIN_S: Final = 0.5
 TIMEOUT_MS_MAX: Final = 60_000
 WHO: Final = "raftmq.who"
 """Where a request's scope says who sent it."""
+WAY: Final = "raftmq.way"
+"""Where it says whether rules judge that one, or the port has let it do everything."""
 _JSON: Final = "application/json"
 _UNTOLD: Final = frozenset(("timeout_ms", "dry_run"))
 
@@ -112,11 +117,17 @@ def who_of(request: Request) -> Who:
     return who
 
 
+def asker_of(request: Request) -> Asker:
+    """On whose behalf the controller is asked for what a request wants."""
+    who = who_of(request)
+    return Asker(request.scope[WAY], who.principal or "", who.host, who.listener, who.client_id)
+
+
 def action_page(
-    kind: type[_Wanted], act: Callable[[_Wanted], Awaitable[dict[str, Any]]], audit: Audit
+    kind: type[_Wanted], act: Callable[[_Wanted, Asker], Awaitable[dict[str, Any]]], audit: Audit
 ) -> Page:
-    """A page that reads a `kind` from its body and answers what `act` makes of it; `audit` is told
-    what was asked for, and the code of the answer."""
+    """A page that reads a `kind` from its body and answers what `act` makes of it, and of whoever
+    asks; `audit` is told what was asked for, and the code of the answer."""
 
     def tell(request: Request, wanted: _Wanted, code: str) -> None:
         said = {
@@ -147,7 +158,7 @@ def action_page(
             return answer({"error": str(error)}, 400)
         code = ErrorCode.UNKNOWN_SERVER_ERROR.name
         try:
-            result = await act(wanted)
+            result = await act(wanted, asker_of(request))
             code = result.get("code", code)
         finally:
             tell(request, wanted, code)
@@ -250,7 +261,7 @@ class NodesPage:
             **{f"{name}_address": address for name, address in addresses.items()},
         }
 
-    async def replace(self, wanted: ReplaceRequest) -> dict[str, Any]:
+    async def replace(self, wanted: ReplaceRequest, asker: Asker) -> dict[str, Any]:
         """Have the controller judge a replacement, and begin it unless only asked."""
         call = ReplaceNodeCall(
             old_id=wanted.old_id,
@@ -259,9 +270,9 @@ class NodesPage:
             dry_run=wanted.dry_run,
             timeout_ms=within_limits(wanted.timeout_ms),
         )
-        return await self._asked(call)
+        return await self._asked(call, asker)
 
-    async def change(self, wanted: ChangeRequest) -> dict[str, Any]:
+    async def change(self, wanted: ChangeRequest, asker: Asker) -> dict[str, Any]:
         """Have the controller judge a change of nodes, and make it unless only asked."""
         call = ChangeNodesCall(
             node_ids=wanted.ids,
@@ -270,12 +281,12 @@ class NodesPage:
             dry_run=wanted.dry_run,
             timeout_ms=within_limits(wanted.timeout_ms),
         )
-        return await self._asked(call)
+        return await self._asked(call, asker)
 
-    async def _asked(self, call: AdminRequest) -> dict[str, Any]:
+    async def _asked(self, call: AdminRequest, asker: Asker) -> dict[str, Any]:
         """The controller's verdict, and the steps that it names."""
         try:
-            verdict, *steps = await value_of(self._control.call(call))
+            verdict, *steps = await value_of(self._control.call(call, asker))
         except KafkaError as error:
             return {"code": error.code.name, "message": error.message, "steps": []}
         return {
@@ -349,11 +360,11 @@ class LeadersPage:
                 )
         return {"partitions": rows}
 
-    async def transfer(self, wanted: TransferRequest) -> dict[str, Any]:
+    async def transfer(self, wanted: TransferRequest, asker: Asker) -> dict[str, Any]:
         """Make a node the leader of a partition, and its preferred one."""
         try:
             with trio.fail_after(within_limits(wanted.timeout_ms) / 1e3):
-                return {"code": ErrorCode.NONE.name, "message": await self._transfer(wanted)}
+                return {"code": ErrorCode.NONE.name, "message": await self._transfer(wanted, asker)}
         except KafkaError as error:
             return {"code": error.code.name, "message": error.message}
         except trio.TooSlowError:
@@ -362,7 +373,7 @@ class LeadersPage:
                 "message": f"node {wanted.to} does not lead yet",
             }
 
-    async def _transfer(self, wanted: TransferRequest) -> str:
+    async def _transfer(self, wanted: TransferRequest, asker: Asker) -> str:
         control = self._control
         while True:
             topic, partition = self._find(wanted)
@@ -371,8 +382,9 @@ class LeadersPage:
             leads = row is not None and row.leader_id == to
             if leads and partition.preferred_leader == to:
                 return f"node {to} leads {topic.name}-{partition.index}"
-            self._check(to, partition, () if row is None else row.isr)
-            if partition.preferred_leader != to and not await self._prefer(topic, partition, to):
+            if (error := preference_error(partition, row, to)) is not None:
+                raise error
+            if partition.preferred_leader != to and not await self._prefer(wanted, asker):
                 continue  # computed from a state that has changed meanwhile
             if not leads:
                 control.move_leadership(topic.topic_id, partition.index, to)
@@ -390,21 +402,30 @@ class LeadersPage:
             raise KafkaError(why, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic, partition
 
-    def _check(self, to: NodeId, partition: PartitionImage, isr: tuple[NodeId, ...]) -> None:
-        if to not in partition.replicas:
-            raise KafkaError(
-                f"node {to} has no replica of it; nodes {list(partition.replicas)} have",
-                code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            )
-        if to not in isr:
-            raise KafkaError(
-                f"node {to} is not in sync; nodes {list(isr)} are",
-                code=ErrorCode.INELIGIBLE_REPLICA,
-            )
-
-    async def _prefer(self, topic: TopicImage, partition: PartitionImage, to: NodeId) -> bool:
+    async def _prefer(self, wanted: TransferRequest, asker: Asker) -> bool:
         """Put a node in front of a partition's replicas; False when the state has moved on."""
+        call = PreferLeaderCall(
+            topic=wanted.topic,
+            partition=wanted.partition,
+            to=wanted.to,
+            timeout_ms=within_limits(wanted.timeout_ms),
+        )
+        try:
+            (outcome,) = await value_of(self._control.call(call, asker))
+        except KafkaError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                return await self._order(wanted)
+            raise
+        if outcome.code is not ErrorCode.NONE:
+            raise KafkaError(outcome.message or "", code=outcome.code)
+        return True
+
+    async def _order(self, wanted: TransferRequest) -> bool:
+        """The same where the controller is of a version that has no such call, and takes the
+        command from any node."""
         engine = self._control.engine
+        topic, partition = self._find(wanted)
+        to = NodeId(wanted.to)
         others = tuple(node_id for node_id in partition.replicas if node_id != to)
         promise = engine.propose(
             ReassignPartition(
@@ -461,7 +482,7 @@ class BalancePage:
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
 
-    async def balance(self, wanted: BalanceRequest) -> dict[str, Any]:
+    async def balance(self, wanted: BalanceRequest, asker: Asker) -> dict[str, Any]:
         """Have the controller plan a balance, and submit it unless only asked."""
         call = BalanceCall(
             dry_run=wanted.dry_run,
@@ -469,7 +490,7 @@ class BalancePage:
             timeout_ms=within_limits(wanted.timeout_ms),
         )
         try:
-            verdict, *rows = await value_of(self._control.call(call))
+            verdict, *rows = await value_of(self._control.call(call, asker))
         except KafkaError as error:
             return {"code": error.code.name, "message": error.message, "moves": []}
         return {
@@ -556,7 +577,7 @@ class TopicsPage:
             "writers": self._writers_of(topic, partition.index),
         }
 
-    async def shrink(self, wanted: ShrinkRequest) -> dict[str, Any]:
+    async def shrink(self, wanted: ShrinkRequest, asker: Asker) -> dict[str, Any]:
         """Have the controller judge a shrink, and begin it unless only asked."""
         call = ShrinkTopicCall(
             name=wanted.topic,
@@ -569,7 +590,7 @@ class TopicsPage:
             timeout_ms=within_limits(wanted.timeout_ms),
         )
         try:
-            verdict, *rows = await value_of(self._control.call(call))
+            verdict, *rows = await value_of(self._control.call(call, asker))
         except KafkaError as error:
             return {"code": error.code.name, "message": error.message, "steps": [], "groups": []}
         return {

@@ -22,7 +22,14 @@ from raftmq.controller.control_plane import QuorumReplica, QuorumState, view_of
 from raftmq.controller.leaders import LeaderRow, LeaderTable
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.logs import RateLimitedLog
-from raftmq.metadata.broker_messages import AdminRequest, CreateTopicsCall, NewTopic, Outcome
+from raftmq.metadata.broker_messages import (
+    AdminRequest,
+    Asker,
+    CreateTopicsCall,
+    NewTopic,
+    Outcome,
+    Way,
+)
 from raftmq.metadata.commands import AllocateProducerIds, client_endpoint
 from raftmq.metadata.configs import (
     broker_value,
@@ -193,7 +200,7 @@ class ProducerIdBlocks:
 class ControllerPort(Protocol):
     """The way to the controller, wherever it is."""
 
-    def call(self, request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+    def call(self, request: AdminRequest, asker: Asker) -> Promise[tuple[Outcome, ...]]:
         """Get an admin call decided; fails with a KafkaError when it may not have been."""
         ...
 
@@ -259,7 +266,7 @@ class Broker:
         self.drains = drains
         """The engine of this node's replicas."""
         self._hand_over = hand_over
-        self.authorizer = _authorizer_of(config, lambda: self.image.rules)
+        self.authorizer = authorizer_of(config, lambda: self.image.rules)
         """Who may do what; None where everybody may do everything."""
         self.metrics = ServerCounts()
         self.sessions = FetchSessions(clock, random, buggify=buggify)
@@ -546,12 +553,17 @@ class Broker:
 
     # ---- the controller ----
 
-    def call_controller(self, call: AdminRequest) -> Promise[tuple[Outcome, ...]]:
-        """Let the controller decide, wherever it is; fails with a KafkaError."""
-        return self.controller.call(call)
+    def call_controller(self, call: AdminRequest, who: Who) -> Promise[tuple[Outcome, ...]]:
+        """Let the controller decide, wherever it is, on a client's behalf; fails with a
+        KafkaError."""
+        asker = Asker(Way.CLIENT, who.principal or "", who.host, who.listener, who.client_id)
+        return self.controller.call(call, asker)
 
     def outcomes(
-        self, call: AdminRequest, refused: Callable[[ErrorCode, str], tuple[Outcome, ...]]
+        self,
+        call: AdminRequest,
+        who: Who,
+        refused: Callable[[ErrorCode, str], tuple[Outcome, ...]],
     ) -> Promise[tuple[Outcome, ...]]:
         """The controller's outcomes; where it cannot be reached, what `refused` makes of why."""
         promise: Promise[tuple[Outcome, ...]] = Promise()
@@ -562,7 +574,7 @@ class Broker:
             else:
                 promise.resolve(refused(*self.explain(done.error)))
 
-        self.call_controller(call).when_done(settled)
+        self.call_controller(call, who).when_done(settled)
         return promise
 
     def explain(self, error: Exception) -> tuple[ErrorCode, str]:
@@ -640,7 +652,7 @@ class Broker:
                 del self._creating[name]
                 promise.resolve(codes[name])
 
-        self.call_controller(call).when_done(settled)
+        self.call_controller(call, who).when_done(settled)
 
     def _tell_created(self, outcomes: Sequence[Outcome], who: Who) -> None:
         for one in outcomes:
@@ -720,7 +732,8 @@ class Broker:
         return promise
 
 
-def _authorizer_of(config: NodeConfig, rules: Callable[[], Rules]) -> Authorizer | None:
+def authorizer_of(config: NodeConfig, rules: Callable[[], Rules]) -> Authorizer | None:
+    """What says who may do what, by these rules; None where everybody may do everything."""
     return Authorizer(rules, config.super_users) if config.authorizer == BY_RULES else None
 
 

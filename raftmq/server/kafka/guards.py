@@ -23,9 +23,9 @@ from uuid import UUID
 import structlog
 from attrs import frozen
 
+from raftmq.controller.call_rights import BEHIND
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
-from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO, VIEW_OF
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.rights import BIT, CLUSTER_NAME, Kind, Operation, Rights
@@ -358,21 +358,12 @@ def _of_partitions(
     return guard
 
 
-_BEHIND: Final = {
-    DELIVERS_TO: Operation.WRITE,
-    DEAD_TO: Operation.WRITE,
-    VIEW_OF: Operation.READ,
-}
-"""A delay topic writes to another one, for whoever writes to it; a view is read by whoever is let
-read it, and shows what its creator may read. So its creator needs that right himself."""
-
-
 def _may_use_others(asked: Asked, topic: Struct) -> bool:
     """True when the caller may do to other topics what a new one is to do."""
     return all(
-        asked.may(_TOPIC, one.value.strip(), _BEHIND[one.name])
+        asked.may(_TOPIC, one.value.strip(), BEHIND[one.name])
         for one in topic.configs or ()
-        if one.name in _BEHIND and one.value
+        if one.name in BEHIND and one.value
     )
 
 

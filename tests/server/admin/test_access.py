@@ -172,7 +172,7 @@ def asked(address: str, body: object = None) -> int:
 class Shrinking(NoCluster):
     """Lets all topics shrink."""
 
-    async def shrink(self, _wanted: Any) -> dict[str, Any]:
+    async def shrink(self, _wanted: Any, _asker: Any) -> dict[str, Any]:
         return {"code": "NONE", "message": ""}
 
 

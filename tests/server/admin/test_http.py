@@ -61,7 +61,7 @@ class NoCluster:
     def show(self, *_name: str) -> dict[str, Any]:
         return {}
 
-    async def replace(self, _wanted: Any) -> dict[str, Any]:
+    async def replace(self, _wanted: Any, _asker: Any) -> dict[str, Any]:
         raise AssertionError("nobody asks for it")
 
     transfer = change = balance = shrink = replace

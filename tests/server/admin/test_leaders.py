@@ -10,8 +10,9 @@ import pytest
 from attrs import evolve
 from immutables import Map
 
-from raftmq.controller.leaders import LeaderTable
+from raftmq.controller.leaders import LeaderTable, plan_preference
 from raftmq.errors import ErrorCode, KafkaError
+from raftmq.metadata.broker_messages import Asker, PreferLeaderCall, Way
 from raftmq.metadata.commands import ReassignPartition
 from raftmq.metadata.image import EMPTY_IMAGE, PartitionImage, TopicImage
 from raftmq.metadata.results import Done
@@ -20,13 +21,17 @@ from raftmq.server.admin.pages import LeadersPage, TransferRequest
 from raftmq.types import LeaderEpoch, NodeId, Offset, TopicId
 
 TOPIC = TopicId(UUID(int=7))
+OPERATOR = Asker(Way.OPERATOR)
 ONE, TWO, THREE = NodeId(1), NodeId(2), NodeId(3)
 
 
 class World:
-    """A control plane that obeys at once."""
+    """A control plane that obeys at once; the controller may be of an older version (`is_old`),
+    which takes the command from this node."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_old: bool = False) -> None:
+        self.is_old = is_old
+        self.calls: list[PreferLeaderCall] = []
         self.leaders = LeaderTable()
         self.image = EMPTY_IMAGE
         self.place((ONE, TWO, THREE))
@@ -71,6 +76,18 @@ class World:
         self.place(command.replicas)
         return Promise.resolved(Done(Offset(1)))
 
+    def call(self, request: PreferLeaderCall, asker: Asker) -> Promise[Any]:
+        assert asker is OPERATOR
+        if self.is_old:
+            return Promise.failed(KafkaError(code=ErrorCode.UNSUPPORTED_VERSION))
+        self.calls.append(request)
+        if self.refusals:
+            return Promise.failed(KafkaError(code=self.refusals.pop()))
+        command, outcomes = plan_preference(self.image, self.leaders, request)
+        if command is not None:
+            self.place(command.replicas)
+        return Promise.resolved(outcomes)
+
     def move_leadership(self, _topic_id: TopicId, _partition: int, to: NodeId) -> None:
         self.asked.append(to)
         if self.is_obeyed:
@@ -78,20 +95,30 @@ class World:
 
     async def transfer(self, to: int, **fields: Any) -> dict[str, Any]:
         wish = {"topic": "t", "partition": 0, "to": to, **fields}
-        return await self.page.transfer(TransferRequest(**wish))
+        return await self.page.transfer(TransferRequest(**wish), OPERATOR)
 
 
 async def test_the_wish_is_stored_before_the_leader_is_asked() -> None:
     world = World()
     told = await world.transfer(2)
     assert told == {"code": "NONE", "message": "node 2 leads t-0"}
-    (command, version) = world.commands[0]
-    assert (command.replicas, version) == ((TWO, ONE, THREE), 0)
+    [call] = world.calls
+    assert (call.topic, call.partition, call.to) == ("t", 0, 2)
+    assert world.image.topics["t"].partitions[0].replicas == (TWO, ONE, THREE)
     assert world.asked == [TWO]
     row = world.page.show()["partitions"][0]
     assert (row["leader"], row["preferred"], row["isr"]) == (2, 2, [1, 2])
     assert await world.transfer(2) == told
-    assert len(world.commands) == 1, "nothing was left to do"
+    assert len(world.calls) == 1, "nothing was left to do"
+    assert world.commands == []
+
+
+async def test_an_older_controller_takes_the_command() -> None:
+    world = World(is_old=True)
+    assert (await world.transfer(2))["code"] == "NONE"
+    [(command, version)] = world.commands
+    assert (command.replicas, version) == ((TWO, ONE, THREE), 0)
+    assert world.asked == [TWO]
 
 
 async def test_who_leads_already_is_only_preferred_from_now_on() -> None:
@@ -116,12 +143,12 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
 ) -> None:
     world = World()
     assert (await world.transfer(**fields))["code"] == code
-    assert world.commands == []
+    assert world.commands == world.calls == []
     assert world.asked == []
 
 
 async def test_a_state_that_moved_on_is_judged_anew() -> None:
-    world = World()
+    world = World(is_old=True)
     world.refusals = [ErrorCode.INVALID_UPDATE_VERSION]
     assert (await world.transfer(2))["code"] == "NONE"
     assert len(world.commands) == 2

@@ -29,11 +29,11 @@ class FakeNodes:
     def show(self) -> dict[str, Any]:
         return {"nodes": [1, 2]}
 
-    async def replace(self, wanted: ReplaceRequest) -> dict[str, Any]:
+    async def replace(self, wanted: ReplaceRequest, _asker: Any) -> dict[str, Any]:
         self.asked.append(wanted)
         return {"code": "NONE", "message": "begun", "steps": ["one"]}
 
-    async def change(self, wanted: ChangeRequest) -> dict[str, Any]:
+    async def change(self, wanted: ChangeRequest, _asker: Any) -> dict[str, Any]:
         self.asked.append(wanted)
         return {"code": "NONE", "message": "added", "steps": []}
 
@@ -106,7 +106,7 @@ class Refusing(FakeNodes):
         super().__init__()
         self.code = code
 
-    async def change(self, _wanted: ChangeRequest) -> dict[str, Any]:
+    async def change(self, _wanted: ChangeRequest, _asker: Any) -> dict[str, Any]:
         if not self.code:
             raise LookupError("planted")
         return {"code": self.code, "message": "", "steps": []}

@@ -16,7 +16,7 @@ from raftmq.config import NodeConfig
 from raftmq.controller.control_plane import QuorumState
 from raftmq.controller.leaders import LeaderTable
 from raftmq.errors import ErrorCode
-from raftmq.metadata.broker_messages import AdminRequest, Outcome
+from raftmq.metadata.broker_messages import AdminRequest, Asker, Outcome
 from raftmq.metadata.commands import Endpoint
 from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from raftmq.metadata.results import ProducerIds
@@ -156,14 +156,16 @@ class FakeController:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Promise[tuple[Outcome, ...]]]] = []
+        self.askers: list[Asker] = []
         self.quorum: Promise[QuorumState | None] = Promise()
 
     def ask_quorum(self) -> Promise[QuorumState | None]:
         return self.quorum
 
-    def call(self, request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+    def call(self, request: AdminRequest, asker: Asker) -> Promise[tuple[Outcome, ...]]:
         promise: Promise[tuple[Outcome, ...]] = Promise()
         self.calls.append((request, promise))
+        self.askers.append(asker)
         return promise
 
 

@@ -91,7 +91,7 @@ def _undescribed(code: ErrorCode, message: str) -> Answer:
     return {"throttle_time": 0, "error_code": code, "error_message": message, "resources": []}
 
 
-def create(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
+def create(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer CreateAcls: rules that read as none can are refused one by one, the others are
     created all or none."""
     rows: list[Answer] = []
@@ -112,14 +112,14 @@ def create(broker: Broker, _context: RequestContext, request: Struct) -> Work[An
         rows.append({"error_code": code, "error_message": message})
     if rules:
         call = CreateAclsCall(rules=tuple(rules.values()), timeout_ms=TIMEOUT_MS)
-        (outcome,) = yield from value_of(broker.outcomes(call, _refused))
+        (outcome,) = yield from value_of(broker.outcomes(call, context.who, _refused))
         told = {"error_code": outcome.code, "error_message": outcome.message}
         for place in rules:
             rows[place] = told
     return {"throttle_time": 0, "results": rows}
 
 
-def delete(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
+def delete(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer DeleteAcls: what each filter met."""
     promises: list[Outcomes | Promise[Outcomes]] = []
     for place, one in enumerate(request.filters):
@@ -135,7 +135,7 @@ def delete(broker: Broker, _context: RequestContext, request: Struct) -> Work[An
             except KafkaError as error:
                 promises.append(_refused(error.code, error.message))
             else:
-                promises.append(broker.outcomes(call, _refused))
+                promises.append(broker.outcomes(call, context.who, _refused))
         if place % RULES_PER_TURN == RULES_PER_TURN - 1 or not isinstance(promises[-1], tuple):
             yield None
     results = []

@@ -112,7 +112,7 @@ def update_features(
         rows = [(outcome.name, outcome.code, outcome.message) for outcome in outcomes]
         return _features_answer(version, rows)
 
-    return then(broker.outcomes(call, refused), answered)
+    return then(broker.outcomes(call, context.who, refused), answered)
 
 
 def _feature_request(update: Struct, version: int) -> FeatureRequest:

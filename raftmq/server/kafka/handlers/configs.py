@@ -20,6 +20,7 @@ from raftmq.metadata.configs import ConfigEntry, describe_broker, describe_topic
 from raftmq.metadata.image import MetadataImage
 from raftmq.promise import Promise
 from raftmq.protocol import Struct
+from raftmq.server.audit import Who
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns
@@ -178,19 +179,19 @@ def _config_row(
     }
 
 
-def alter_configs(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
+def alter_configs(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer AlterConfigs: what is not named is reset."""
-    return _alter(broker, request, replaces_all=True)
+    return _alter(broker, context.who, request, replaces_all=True)
 
 
 def incremental_alter_configs(
-    broker: Broker, _context: RequestContext, request: Struct
+    broker: Broker, context: RequestContext, request: Struct
 ) -> Work[Answer]:
     """Answer IncrementalAlterConfigs (KIP-339)."""
-    return _alter(broker, request, replaces_all=False)
+    return _alter(broker, context.who, request, replaces_all=False)
 
 
-def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Work[Answer]:
+def _alter(broker: Broker, who: Who, request: Struct, *, replaces_all: bool) -> Work[Answer]:
     refused: dict[tuple[int, str], Outcome] = {}
     resources: dict[tuple[int, str], ConfigResource] = {}
     for count, resource in enumerate(request.resources, 1):
@@ -220,7 +221,7 @@ def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Work[Answe
         if start:
             yield None
         some = every[start : start + PER_TURN]
-        promises.append(_call(broker, some, validate_only=bool(request.validate_only)))
+        promises.append(_call(broker, who, some, validate_only=bool(request.validate_only)))
     for count, outcomes in enumerate((yield from all_of(promises)), 1):
         told.update({(one.resource_type, one.name): one for one in outcomes})
         if count % PER_TURN == 0:
@@ -241,7 +242,7 @@ def _alter(broker: Broker, request: Struct, *, replaces_all: bool) -> Work[Answe
 
 
 def _call(
-    broker: Broker, resources: list[ConfigResource], *, validate_only: bool
+    broker: Broker, who: Who, resources: list[ConfigResource], *, validate_only: bool
 ) -> Promise[tuple[Outcome, ...]]:
     """The controller's outcomes; when it cannot be reached each resource gets that error."""
     call = AlterConfigsCall(
@@ -249,6 +250,7 @@ def _call(
     )
     return broker.outcomes(
         call,
+        who,
         lambda code, message: tuple(
             Outcome(
                 name=one.resource_name,

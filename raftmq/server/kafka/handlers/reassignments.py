@@ -16,6 +16,7 @@ from raftmq.metadata.features import write_error
 from raftmq.metadata.image import LEVEL_OF_MOVES, PartitionImage, TopicImage
 from raftmq.promise import Promise
 from raftmq.protocol import Struct
+from raftmq.server.audit import Who
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of
@@ -51,7 +52,7 @@ def alter(broker: Broker, context: RequestContext, request: Struct) -> Work[Answ
             allow_factor_change=allows,
             timeout_ms=max(request.timeout, 0),
         )
-        promises.append(_call(broker, call, errors))
+        promises.append(_call(broker, context.who, call, errors))
     outcomes = yield from all_of(promises)
     if errors and len(errors) == len(promises):
         return _altered({}, allows, *errors[0])
@@ -110,7 +111,7 @@ def _wanted(request: Struct) -> Work[Wanted]:
 
 
 def _call(
-    broker: Broker, call: PlanMovesCall, errors: list[tuple[ErrorCode, str]]
+    broker: Broker, who: Who, call: PlanMovesCall, errors: list[tuple[ErrorCode, str]]
 ) -> Promise[Outcomes]:
     """The controller's outcomes; when it cannot be reached each partition gets that error, which
     is also added to `errors`."""
@@ -119,7 +120,7 @@ def _call(
         errors.append((code, message))
         return tuple(Outcome(name=m.topic, code=code, message=message) for m in call.moves)
 
-    return broker.outcomes(call, refused)
+    return broker.outcomes(call, who, refused)
 
 
 def list_(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:

@@ -24,6 +24,7 @@ from raftmq.metadata.broker_messages import (
 )
 from raftmq.promise import Promise
 from raftmq.protocol import Struct
+from raftmq.server.audit import Who
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, all_of, in_turns
@@ -71,7 +72,7 @@ def create_topics(broker: Broker, context: RequestContext, request: Struct) -> W
         if weight > TURN_PARTITIONS:
             yield None
     calls.append(_create_call(topics, request))
-    outcomes = yield from _call_each(broker, calls)
+    outcomes = yield from _call_each(broker, context.who, calls)
     rows = yield from in_turns(
         (*outcomes, *refused), lambda one: _created_row(broker, context.api_version, one), ROWS
     )
@@ -155,12 +156,12 @@ def delete_topics(broker: Broker, context: RequestContext, request: Struct) -> W
             "error_message": outcome.message,
         }
 
-    outcomes = yield from _call_each(broker, calls)
+    outcomes = yield from _call_each(broker, context.who, calls)
     rows = yield from in_turns(zip(unique, outcomes, strict=True), row)
     return {"throttle_time": 0, "responses": rows}
 
 
-def create_partitions(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
+def create_partitions(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer CreatePartitions."""
     wanted, refused = _each_once(request.topics)
     calls = []
@@ -173,7 +174,7 @@ def create_partitions(broker: Broker, _context: RequestContext, request: Struct)
             validate_only=bool(request.validate_only),
         )
         calls.append((call, [topic.name for topic in some]))
-    outcomes = yield from _call_each(broker, calls)
+    outcomes = yield from _call_each(broker, context.who, calls)
     rows = yield from in_turns(
         (*outcomes, *refused),
         lambda one: {"name": one.name, "error_code": one.code, "error_message": one.message},
@@ -198,22 +199,25 @@ def _parts(items: list[T]) -> list[list[T]]:
     ]
 
 
-def _call_each(broker: Broker, calls: Sequence[tuple[Any, list[str]]]) -> Work[list[Outcome]]:
+def _call_each(
+    broker: Broker, who: Who, calls: Sequence[tuple[Any, list[str]]]
+) -> Work[list[Outcome]]:
     """The outcomes of all calls, each made in a turn of its own: the controller may be here."""
     promises: list[Outcomes | Promise[Outcomes]] = []
     for count, (call, names) in enumerate(calls):
         if count:
             yield None
-        promises.append(_call(broker, call, names))
+        promises.append(_call(broker, who, call, names))
     parts = yield from all_of(promises)
     return [outcome for part in parts for outcome in part]
 
 
-def _call(broker: Broker, call: Any, names: list[str]) -> Promise[tuple[Outcome, ...]]:
+def _call(broker: Broker, who: Who, call: Any, names: list[str]) -> Promise[tuple[Outcome, ...]]:
     """The controller's outcomes; when it cannot be reached each topic gets that error."""
     if not names:
         return Promise.resolved(())
     return broker.outcomes(
         call,
+        who,
         lambda code, message: tuple(Outcome(name=n, code=code, message=message) for n in names),
     )

@@ -19,6 +19,7 @@ from raftmq.metadata.credentials import SECRET_BYTES
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey, Struct
 from raftmq.sasl.scram import SCRAM_BY_NUMBER, credential_of
+from raftmq.server.audit import Who
 from raftmq.server.kafka.broker import Broker
 from raftmq.server.kafka.request_context import RequestContext
 from raftmq.server.kafka.work import TURN_PARTITIONS, Work, in_turns, value_of
@@ -28,12 +29,12 @@ CALL_MAX: Final = 1_000
 """Changes that one request may name."""
 
 
-def alter(broker: Broker, _context: RequestContext, request: Struct) -> Work[Answer]:
+def alter(broker: Broker, context: RequestContext, request: Struct) -> Work[Answer]:
     """Answer AlterUserScramCredentials: one result for each user."""
     count = len(request.deletions) + len(request.upsertions)
     if count > CALL_MAX:
         return _refused(request, f"more than {CALL_MAX} changes in one request")
-    return _alter(broker, request)
+    return _alter(broker, context.who, request)
 
 
 def _refused(request: Struct, reason: str) -> Work[Answer]:
@@ -49,7 +50,7 @@ def _refused(request: Struct, reason: str) -> Work[Answer]:
     return {"throttle_time": 0, "results": rows}
 
 
-def _alter(broker: Broker, request: Struct) -> Work[Answer]:
+def _alter(broker: Broker, who: Who, request: Struct) -> Work[Answer]:
     changes = [
         UserRequest(user=one.name, mechanism=one.mechanism, is_deleted=True)
         for one in request.deletions
@@ -63,6 +64,7 @@ def _alter(broker: Broker, request: Struct) -> Work[Answer]:
     outcomes = yield from value_of(
         broker.outcomes(
             call,
+            who,
             lambda code, message: tuple(
                 Outcome(name=name, code=code, message=message) for name in names
             ),
