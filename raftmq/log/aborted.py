@@ -143,7 +143,7 @@ class AbortedIndex:
         if not self.is_dirty:
             return
         try:
-            file = self._file_to_write()
+            file = self._files.made(self.path)
             while len(self._rest) >= BLOCK_ENTRIES:
                 self._write_block(file, self._rest[:BLOCK_ENTRIES])
                 self._full += 1
@@ -170,14 +170,6 @@ class AbortedIndex:
             table.keys.append(last)
             table.values.append(least)
             self._cache.put(self.path, table)
-
-    def _file_to_write(self) -> File:
-        try:
-            return self._files.get(self.path)
-        except FileNotFoundError:
-            file = self._files.open(self.path, create=True)
-            self._files.put(self.path, file)
-            return file
 
     def sync(self) -> None:
         """Make what was written durable.

@@ -231,7 +231,7 @@ class SparseIndex:
             summary.max_timestamp_offset,
             _HAS_MARKERS if summary.has_markers else 0,
         )
-        file = self._file_to_write()
+        file = self._files.made(self.path)
         if data:
             file.pwrite(data, HEADER_SIZE + self._count * self._entry_size)
         file.pwrite(header + _CRC.pack(crc32c(header)), 0)
@@ -298,14 +298,6 @@ class SparseIndex:
         self._cache.forget(self.path)
         self._files.forget(self.path)
         self._files.disk.remove(self.path)
-
-    def _file_to_write(self) -> File:
-        try:
-            return self._files.get(self.path)
-        except FileNotFoundError:
-            file = self._files.open(self.path, create=True)
-            self._files.put(self.path, file)
-            return file
 
 
 _OFFSETS_KIND: Final = 1

@@ -70,6 +70,19 @@ class FileCache:
                 raise
         return self.disk.open(path, create=create)
 
+    def made(self, path: str) -> File:
+        """The open file of that path, made where it does not exist.
+
+        Raises:
+            DiskError: it cannot be opened.
+        """
+        try:
+            return self.get(path)
+        except FileNotFoundError:
+            file = self.open(path, create=True)
+            self.put(path, file)
+            return file
+
     def _let_go(self) -> int:
         """Forget the longest unused half; returns how many files that were."""
         with self._lock:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -62,6 +63,15 @@ STAGED_MS: Final = 25.0
 LOOK_UP_MS: Final = 30_000.0
 
 
+class Ended(Enum):
+    """What becomes of the files of an index that is filled no more."""
+
+    FILES_STAY = auto()
+    """View and replica may come back."""
+    FILES_GO = auto()
+    """A worker removes them."""
+
+
 @define(eq=False, slots=True)
 class Fill(WorkItem):
     """The index of one view at one replica.
@@ -69,7 +79,7 @@ class Fill(WorkItem):
     Attributes:
         shown: what readers are given.
         saved_end: the index's files say what it knew below.
-        must_remove: its files are to go once it is closed.
+        ended: None while it is filled.
     """
 
     view: ViewImage
@@ -77,8 +87,7 @@ class Fill(WorkItem):
     folder: str
     saved_end: Offset = NO_OFFSET
     saved_ms: float = 0.0
-    is_closed: bool = False
-    must_remove: bool = False
+    ended: Ended | None = None
 
     def woken(self) -> None:
         """The base moved (`parked.FetchWaiter`)."""
@@ -89,6 +98,11 @@ class Fill(WorkItem):
     def base(self) -> Partition:
         """The replica whose records are judged."""
         return self.shown.base
+
+    @property
+    def is_open(self) -> bool:
+        """True while it is to be filled."""
+        return self.ended is None
 
     @property
     def key(self) -> FillKey:
@@ -183,7 +197,7 @@ class NodeViews:
     def closed(self, partition: Partition, *, is_gone: bool) -> None:
         """A replica is not there any more; `is_gone`: and does not come back."""
         for fill in [fill for fill in self._fills.values() if fill.base is partition]:
-            self._end(fill, must_remove=is_gone)
+            self._end(fill, Ended.FILES_GO if is_gone else Ended.FILES_STAY)
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """Begin and end with views."""
@@ -192,7 +206,7 @@ class NodeViews:
         known = {view.topic_id for view in after.views.values() if view.condition}
         for fill in list(self._fills.values()):
             if fill.view.topic_id not in known:
-                self._end(fill, must_remove=True)
+                self._end(fill, Ended.FILES_GO)
         for name in [name for name in self.counts if name not in after.views]:
             del self.counts[name]
         old = {view.topic_id for view in before.views.values()}
@@ -249,10 +263,10 @@ class NodeViews:
         base.fetches.park(fill)
         self._queue.add(fill)
 
-    def _end(self, fill: Fill, *, must_remove: bool) -> None:
+    def _end(self, fill: Fill, ended: Ended) -> None:
         del self._fills[fill.key]
         fill.base.fetches.unpark(fill)
-        fill.is_closed, fill.must_remove, fill.is_pausing = True, must_remove, False
+        fill.ended, fill.is_pausing = ended, False
         fill.shown.close()
         fill.wake()
 
@@ -296,8 +310,8 @@ class NodeViews:
 
     def _failed(self, fill: Fill, error: KafkaError | DiskError) -> float | None:
         """Remember why it does not go on; how long to wait."""
-        if fill.is_closed:
-            if fill.must_remove:
+        if not fill.is_open:
+            if fill.ended is Ended.FILES_GO:
                 logger.warning("files of a view are left", folder=fill.folder, error=str(error))
             return None
         if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
@@ -312,8 +326,8 @@ class NodeViews:
     async def _step(self, fill: Fill) -> float | None:
         """Do what comes next; when to look again in milliseconds, None: when the base moves."""
         shown, base = fill.shown, fill.base
-        if fill.is_closed:
-            if fill.must_remove:
+        if not fill.is_open:
+            if fill.ended is Ended.FILES_GO:
                 await self._tasks.in_thread(partial(self._remove, fill.folder))
             return None
         if shown.view_index is None:
@@ -329,7 +343,7 @@ class NodeViews:
         if not await self._judge_on(fill, stable):
             return STAGED_MS
         await self._save_if_due(fill)
-        if fill.is_closed or self.lacks_bytes(fill) <= PACED_BYTES:
+        if not fill.is_open or self.lacks_bytes(fill) <= PACED_BYTES:
             return 0
         fill.is_pausing = True
         return self._clock.monotonic_ms() - began_ms
@@ -347,7 +361,7 @@ class NodeViews:
         """Take over what the files say, if it is about this log."""
         base = fill.base
         index = await self._tasks.in_thread(partial(self._open, fill))
-        if fill.is_closed:
+        if not fill.is_open:
             return
         log, end = base.replica.log, index.examined_end
         is_known = end <= base.replica.log_start_offset or (
@@ -363,7 +377,7 @@ class NodeViews:
             await self._tasks.in_thread(partial(self._remove, fill.folder))
             index = await self._tasks.in_thread(partial(self._open, fill))
         fill.saved_end, fill.saved_ms = index.examined_end, self._clock.monotonic_ms()
-        if not fill.is_closed:
+        if fill.is_open:
             fill.shown.take_index(index)
 
     def _open(self, fill: Fill) -> ViewIndex:
@@ -384,7 +398,7 @@ class NodeViews:
     async def _save_if_due(self, fill: Fill) -> None:
         index, now_ms = fill.shown.view_index, self._clock.monotonic_ms()
         is_due = now_ms >= fill.saved_ms + SAVE_MS
-        if index is None or fill.is_closed or not is_due or fill.saved_end == index.examined_end:
+        if index is None or not fill.is_open or not is_due or fill.saved_end == index.examined_end:
             return
         end, shown = index.examined_end, fill.shown
         shown.is_held = True
@@ -406,7 +420,7 @@ class NodeViews:
         shown, base = fill.shown, fill.base
         start = shown.examined_end
         result = await self._read(base, start)
-        if fill.is_closed or shown.examined_end != start:
+        if not fill.is_open or shown.examined_end != start:
             return True
         if result.code is not ErrorCode.NONE:
             if base.replica.log_start_offset > start:
@@ -426,7 +440,7 @@ class NodeViews:
         self.matches_count += job.matches_count
         if job.unreadable:
             self._tell_unreadable(fill, job)
-        if not fill.is_closed and shown.examined_end == start:
+        if fill.is_open and shown.examined_end == start:
             shown.examined(job, Offset(result.spans[-1].end_offset))
         return True
 
