@@ -183,7 +183,7 @@ def describe(
         retired = _find_states(admin, name, timeout)
         is_delay_topic = any(entry.name == DELIVERS_TO and entry.value for entry in settings)
         delays = _find_delays(admin, name, timeout) if is_delay_topic else None
-        views = [view.name for view in admin.views() if view.topic == name]
+        views = [view.name for view in admin.views(name)]
         if as_json:
             found = _as_json(topic, settings, rows)
             show_json({**found, "Retired": retired, "Delays": delays, "Views": views})
@@ -687,8 +687,7 @@ def list_views(
     Examples: raftmq view list --of orders
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
-        views = [view for view in admin.views() if of in (None, view.topic)]
-        rows = [(view.name, view.topic, view.condition) for view in views]
+        rows = [(view.name, view.topic, view.condition) for view in admin.views(of)]
         show(VIEW_COLUMNS, rows, as_json=as_json)
 
 

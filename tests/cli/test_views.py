@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from raftmq.protocol import ApiKey
 from raftmq_client import ViewInfo
 from raftmq_client.aio.admin import Admin as AioAdmin
 from raftmq_client.blocking.admin import Admin
+from raftmq_client.core import admin as operations
 from tests.cli.conftest import Call
 from tests.client.fake_broker import FakeBroker
 
@@ -121,7 +123,7 @@ def test_a_view_is_described(call: Call, made: FakeBroker, monkeypatch: pytest.M
     monkeypatch.setattr(topics.AdminPort, "find", lambda *_: port)
     told = json.loads(call("view", "describe", "refunds", "--json").stdout)
     assert (told["View"], told["Topic"], told["Where"]) == ("refunds", "orders", WHERE)
-    [row] = told["Partitions"]
+    row, _ = told["Partitions"]
     assert (row["Partition"], row["EndOffset"], row["TopicEndOffset"]) == (0, 0, 0)
     assert (row["ExaminedEnd"], row["LacksBytes"]) == (7, 0), "what the leader says"
     assert row["Trouble"] is None
@@ -138,6 +140,25 @@ def test_a_topic_names_its_views(call: Call, made: FakeBroker) -> None:
     told = json.loads(call("topic", "describe", "orders", "--json").stdout)
     assert told["Views"] == ["refunds"]
     assert "Views:" not in call("topic", "describe", "refunds").stdout
+
+
+def test_only_topics_that_may_be_its_views_are_asked_for(
+    call: Call, made: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view has the numbers of its topic: others have other settings, but none of interest."""
+    made.make_topic("narrow", 1)
+    asked: list[str] = []
+    describe = operations.describe_views
+
+    def noted(names: Sequence[str]) -> operations.Operation[list[ViewInfo]]:
+        asked.extend(names)
+        return describe(names)
+
+    monkeypatch.setattr(operations, "describe_views", noted)
+    assert "Views: refunds\n" in call("topic", "describe", "orders").stdout
+    assert asked == ["orders", "refunds"]
+    assert call("view", "list", "--of", "gone", "--json").stdout == "[]\n"
+    assert asked[2:] == ["narrow", "orders", "refunds"], "nobody knows where it lay"
 
 
 def test_only_views_are_deleted(call: Call, made: FakeBroker) -> None:

@@ -419,13 +419,15 @@ class FakeBroker(Transactions, Users):
         request = decode_request(ApiKey.CREATE_TOPICS, version, body)
         results = []
         for topic in request.topics:
-            count = max(topic.num_partitions, 1)
+            configs = {c.name: c.value for c in topic.configs}
+            base = configs.get("raftmq.view.of")  # a view has the numbers of its topic
+            count = sum(n == base for n, _ in self.logs) if base else max(topic.num_partitions, 1)
             error = code
             if topic.name in self.topic_ids:
                 error = ErrorCode.TOPIC_ALREADY_EXISTS
             elif not error and not request.validate_only:
                 self.make_topic(topic.name, count)
-                self.configs[topic.name] = {c.name: c.value for c in topic.configs}
+                self.configs[topic.name] = configs
             results.append(
                 Struct(
                     name=topic.name,

@@ -100,10 +100,10 @@ class Admin:
         """
         return await self._run(self._flows.topic(name))
 
-    async def views(self) -> list[ViewInfo]:
-        """All views with conditions, by name: `create_topic` with the configs `raftmq.view.of` and
-        `raftmq.view.where` makes one."""
-        return await self._run(self._flows.views())
+    async def views(self, of: str | None = None) -> list[ViewInfo]:
+        """All views with conditions, or those of one topic, by name: `create_topic` with the
+        configs `raftmq.view.of` and `raftmq.view.where` makes one."""
+        return await self._run(self._flows.views(of))
 
     async def create_topic(
         self,

@@ -96,10 +96,10 @@ class Admin:
         """
         return self._run(self._flows.topic(name))
 
-    def views(self) -> list[ViewInfo]:
-        """All views with conditions, by name: `create_topic` with the configs `raftmq.view.of` and
-        `raftmq.view.where` makes one."""
-        return self._run(self._flows.views())
+    def views(self, of: str | None = None) -> list[ViewInfo]:
+        """All views with conditions, or those of one topic, by name: `create_topic` with the
+        configs `raftmq.view.of` and `raftmq.view.where` makes one."""
+        return self._run(self._flows.views(of))
 
     def create_topic(
         self,

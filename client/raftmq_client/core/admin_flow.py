@@ -144,15 +144,24 @@ class AdminFlows:
                 return item
         raise BrokerError(_UNKNOWN_TOPIC, about=f"topic {name!r}")
 
-    def views(self) -> Flow[list[ViewInfo]]:
-        """All views with conditions."""
+    def views(self, of: str | None) -> Flow[list[ViewInfo]]:
+        """All views with conditions, or those of one topic.
+
+        What a topic is a view of stands in its settings alone. A view has its topic's numbers with
+        the same replicas, so the settings of topics that lie elsewhere are not asked for.
+        """
         info = yield from self.cluster()
-        names = sorted(topic.name for topic in info.topics if not topic.is_internal)
+        base = next((topic for topic in info.topics if topic.name == of), None)
+        names = sorted(
+            topic.name
+            for topic in info.topics
+            if not topic.is_internal and (base is None or _lies_where(topic, base))
+        )
         found: list[ViewInfo] = []
         for at in range(0, len(names), DESCRIBED_MAX):
             part = names[at : at + DESCRIBED_MAX]
             found += yield from self.run(operations.describe_views(part))
-        return found
+        return [view for view in found if of in (None, view.topic)]
 
     def create_topic(self, topic: NewTopic, *, validate_only: bool) -> Flow[CreatedTopic]:
         """Create a topic."""
@@ -441,3 +450,9 @@ def _read(operation: Operation[T], response: Any) -> T:
     except Exception as error:
         name = ApiKey(operation.api).name
         raise CorruptAnswerError(f"an answer to {name} makes no sense: {error!r}") from error
+
+
+def _lies_where(topic: TopicInfo, base: TopicInfo) -> bool:
+    """True when every partition of `base` has one of the same number and replicas in `topic`."""
+    found = {partition.partition: partition.replicas for partition in topic.partitions}
+    return all(found.get(one.partition) == one.replicas for one in base.partitions)
