@@ -10,8 +10,9 @@ from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
 from raftmq.delays.deliveries import Delivery
 from raftmq.delays.pending import Pending
-from raftmq.delays.runs import Run
+from raftmq.delays.runs import Place, Run
 from raftmq.node import delays
+from raftmq.node.delay_readings import Followers, LaneItem, Reading
 from raftmq.node.delays import Delays, Led
 from raftmq.partition.partition import Partition
 from raftmq.partition.producer_state import ACCEPT
@@ -25,7 +26,7 @@ EARLY_MS: Final = 400
 
 _append_note = Delays._append_note
 _find_note = Delays._find_note
-_load = Pending._load
+_take = Followers.take
 _reached_ms = TimeBounds.reached_ms
 
 
@@ -74,10 +75,12 @@ def _none_cancelled(_self: Run, _key: bytes) -> int:
     return 0
 
 
-def _ends_nowhere(self: Pending) -> None:
-    """Whatever comes is near, also behind what is far."""
-    _load(self)
-    self._near_end = None
+def _all_was_read(self: Followers, led: LaneItem, cursor: Place) -> Reading | None:
+    """A new leader takes what it read as a follower for all there is."""
+    reading = _take(self, led, cursor)
+    if reading is not None:
+        reading.end = led.partition.replica.high_watermark
+    return reading
 
 
 def _bug(
@@ -106,11 +109,11 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
     "far-cancellations-are-ignored": _bug(
         (Run, "cancel", _none_cancelled), caught_by=("CancelledStaysAway",)
     ),
-    "near-overtakes-far": _bug(
-        (Pending, "_load", _ends_nowhere), caught_by=("NothingPendingIsDropped",)
-    ),
     "what-is-beyond-is-forgotten": _bug(
         (Pending, "_leave", nothing), caught_by=("NothingPendingIsDropped",)
+    ),
+    "followers-have-read-all": _bug(
+        (Followers, "take", _all_was_read), caught_by=("NothingPendingIsDropped",)
     ),
     "retention-takes-the-pending": _bug(
         (Delays, "kept_from", _all_may_go), caught_by=("NothingPendingIsDropped",)

@@ -321,7 +321,14 @@ class GivenUp:
     first: int
 
 
-Found: TypeAlias = Row | Undecided | Ended | GivenUp
+@frozen(slots=True)
+class Settled:
+    """A lane is done with everything up to `cursor`."""
+
+    cursor: Place
+
+
+Found: TypeAlias = Row | Undecided | Ended | GivenUp | Settled
 
 
 def read_log(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Found]:
@@ -338,10 +345,15 @@ def read_log(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Found
 
 
 def _rows_of_note(batch: Buffer, header: BatchHeader, lane: Lane) -> Iterator[Found]:
-    """What a note gives up: of the ordinary lane, where that is remembered, to that of the dead."""
+    """What a note means: its own lane is done with what it names, and what the ordinary lane of a
+    retry topic gives up is remembered there, and pending in that of the dead."""
+    note = None
+    if header.producer_id == lane.note_producer_id:
+        note = read_note(batch)
+        yield Settled(note.cursor)
     if header.producer_id != NOTE_PRODUCER_ID or lane.retry is None:
         return
-    given_up = read_note(batch).given_up
+    given_up = (note or read_note(batch)).given_up
     if given_up and not lane.is_dead:
         yield GivenUp(header.base_offset, min(given_up))
     elif given_up:

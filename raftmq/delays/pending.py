@@ -156,7 +156,7 @@ class Pending:
     def allow(self, entries_max: int) -> None:
         """From now on so many entries may be held; what is due last goes where there are more."""
         self._entries_max = entries_max
-        while len(self) > entries_max and self._far_count:
+        while len(self) > entries_max:
             self._cut()
 
     def due(self, at_ms: int, count: int) -> list[Place]:
@@ -290,6 +290,8 @@ class Pending:
 
     def _cut(self) -> None:
         """Let go of the last quarter of what is far, by a sample of it."""
+        if not self._far_count:
+            self._push_back()
         self._seal()
         step = max(1, self._far_count // _SAMPLE)
         sample = sorted(place for run in self._runs for place in run.places(step))

@@ -15,45 +15,44 @@ a cancellation that was acknowledged by then holds.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from attrs import define, field
 
 from raftmq.controller.control_plane import ControlPlane
 from raftmq.delays.deliveries import (
     BYTES_MAX,
-    ORDINARY,
     RECORDS_MAX,
     Delivery,
-    Ended,
-    Found,
-    GivenUp,
     Lane,
-    Undecided,
     delivered_batch,
     give_up,
     note_batch,
     nothing_after,
     plan,
-    read_log,
     read_note,
     record_at,
     record_in,
-    rows_of,
 )
-from raftmq.delays.pending import ENTRY_BYTES, FIRST, Pending, Row
+from raftmq.delays.pending import ENTRY_BYTES, FIRST
 from raftmq.delays.runs import Place
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS, TopicImage
-from raftmq.node.cold_reads import read_cold
 from raftmq.node.data_plane import DataPlane
+from raftmq.node.delay_readings import (
+    ENTRIES_MIN,
+    Followers,
+    LaneItem,
+    LaneKey,
+    LogReader,
+    lanes_of,
+)
 from raftmq.node.environment import Tasks
-from raftmq.node.work_queue import RETRY_MS, WorkItem, WorkQueue
+from raftmq.node.work_queue import RETRY_MS, WorkQueue
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import AppendResult, FileSpan
@@ -66,25 +65,19 @@ from raftmq.records import (
     Record,
     parse_header,
     read_varint,
-    split_batches,
 )
 from raftmq.replication.clocks import AgreedTime
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId
 
 logger = structlog.get_logger("raftmq.delays")
 
-LaneKey: TypeAlias = tuple[RaftGroupId, bool]
-
 WORKERS: Final = 8
-ENTRIES_MIN: Final = 10_000
-"""Pending entries that a lane may hold whatever the others do."""
 MEMORY_BYTES: Final = 128 << 20
-READ_BYTES: Final = 64 << 10
-"""Of the log at once: some milliseconds of a thread."""
 RECORD_BYTES: Final = 1 << 10
 """So much is read for a record whose size is not known; of a larger one a second time."""
 READ_TURN: Final = 25
 """Batches that are looked up in one turn of the loop."""
+FOLLOWER_ENDS_MS: Final = 5.0
 NOTE_AGAIN_OFFSETS: Final = 2_000
 SEND_TIMEOUT_MS: Final = 2_000
 GONE_MS_MIN: Final = 60_000
@@ -94,62 +87,27 @@ LOOK_MS_MAX: Final = 1_000.0
 
 
 @define(eq=False, slots=True)
-class Reading:
-    """One pass over the log, from its start on.
-
-    Attributes:
-        pending: of what was read.
-        end: the log is read up to there.
-        undecided: batches of transactions whose end was not read, by producer id.
-    """
-
-    pending: Pending
-    end: Offset
-    undecided: dict[int, list[int]] = field(factory=dict)
-
-    @property
-    def first_needed(self) -> Offset:
-        """The first offset that retention has to leave for it."""
-        first = self.pending.first_offset
-        offsets = [self.end, *(Offset(held[0]) for held in self.undecided.values())]
-        return min(offsets if first is None else [*offsets, Offset(first)])
-
-
-@define(eq=False, slots=True)
-class Led(WorkItem):
+class Led(LaneItem):
     """A lane of a delay partition under one leadership of this node.
 
     Attributes:
         reading: None: the last note is still to be found.
-        ahead: another pass, begun while less is held than was let go of, to go on without a pause.
         before: the last delivery that is noted.
         is_owed: `before` is not known to be taken by its target.
         batch: what is sent for it, once it was read.
         number: the sequence of the next note.
         note_offset: where the last note is.
-        given_up: the notes that gave up, each with the first offset of what it did.
         gone_ms: since when this leader sees that the target is gone; None: it is there.
     """
 
-    partition: Partition
-    epoch: LeaderEpoch
-    lane: Lane = ORDINARY
-    reading: Reading | None = None
-    ahead: Reading | None = None
+    epoch: LeaderEpoch = field(kw_only=True)
     before: Delivery | None = None
     is_owed: bool = False
     batch: bytearray | None = None
     number: int = 0
     note_offset: int = -1
-    given_up: deque[GivenUp] = field(factory=deque)
     gone_ms: int | None = None
     late_ms: int = 0
-
-    @property
-    def held_count(self) -> int:
-        """Entries in memory."""
-        readings = (self.reading, self.ahead)
-        return sum(len(reading.pending) for reading in readings if reading is not None)
 
     def woken(self) -> None:
         """The partition has something new (`parked.FetchWaiter`)."""
@@ -161,21 +119,10 @@ class Led(WorkItem):
         return self.partition.is_leader and self.partition.leader_epoch == self.epoch
 
     @property
-    def key(self) -> LaneKey:
-        """What names it among those of its node."""
-        return self.partition.group, self.lane.is_dead
-
-    @property
     def target(self) -> str:
         """The topic that it delivers to."""
         settings = self.partition.settings
         return settings.dead_to if self.lane.is_dead else settings.delivers_to
-
-
-def lanes_of(partition: Partition) -> list[Lane]:
-    """The lanes of a delay partition: two of a retry topic's, else one."""
-    retry = partition.settings.retry
-    return [ORDINARY] if retry is None else [Lane(retry), Lane(retry, is_dead=True)]
 
 
 class Delays:
@@ -210,6 +157,8 @@ class Delays:
         self._find = find
         self._led: dict[LaneKey, Led] = {}
         self._queue: WorkQueue[Led] = WorkQueue(tasks, deadlines)
+        self._reader = LogReader(tasks, self._room_of)
+        self.followers = Followers(tasks, deadlines, self._reader)
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
         self.entries_max: int | None = None
         self._node_entries = memory_bytes_max // ENTRY_BYTES
@@ -232,6 +181,11 @@ class Delays:
 
     # ---- what others tell and ask ----
 
+    def opened(self, partition: Partition) -> None:
+        """A replica is there."""
+        if partition.settings.delivers_to:
+            self.followers.opened(partition)
+
     def led(self, partition: Partition) -> None:
         """This node leads a partition; called again and again."""
         if partition.settings.delivers_to:
@@ -239,7 +193,7 @@ class Delays:
                 self._lead(partition, lane)
 
     def _lead(self, partition: Partition, lane: Lane) -> None:
-        led = Led(partition, partition.leader_epoch, lane)
+        led = Led(partition, lane, epoch=partition.leader_epoch)
         known = self._led.get(led.key)
         if known is not None:
             if known.epoch == partition.leader_epoch and known.partition is partition:
@@ -254,6 +208,11 @@ class Delays:
         """Records that wait here, as far as the logs are read."""
         readings = (led.reading for led in self._led.values())
         return sum(reading.pending.count for reading in readings if reading is not None)
+
+    @property
+    def held_count(self) -> int:
+        """Entries in memory, of what this node leads and follows."""
+        return sum(led.held_count for led in self._led.values()) + self.followers.held_count
 
     @property
     def blocked_count(self) -> int:
@@ -302,9 +261,10 @@ class Delays:
             needed += map(Offset, led.before.offsets or led.before.given_up)
         dead = self._led.get((partition.group, True))
         dead_end = -1 if dead is None or dead.reading is None else dead.reading.end
-        while led.given_up and dead_end > led.given_up[0].offset:
-            led.given_up.popleft()  # they are pending there
-        needed += [Offset(note.first) for note in led.given_up]
+        given_up = led.reading.given_up
+        while given_up and dead_end > given_up[0].offset:
+            given_up.popleft()  # they are pending there
+        needed += [Offset(note.first) for note in given_up]
         return Offset(min(needed))
 
     def take(self, topic_id: TopicId, index: int, batch: bytes) -> Promise[ErrorCode]:
@@ -325,7 +285,8 @@ class Delays:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        await self._tasks.together([partial(self._queue.work, self._turn)] * WORKERS)
+        workers = [partial(self._queue.work, self._turn)] * WORKERS
+        await self._tasks.together([*workers, self.followers.run])
 
     async def _turn(self, led: Led) -> float | None:
         try:
@@ -345,10 +306,12 @@ class Delays:
     async def _step(self, led: Led) -> float | None:
         """Do what comes next; when to look again in milliseconds, None: never."""
         if self._led.get(led.key) is not led:
+            self.followers.give_back(led)
             return None
         if not led.is_current:
             led.partition.fetches.unpark(led)
             del self._led[led.key]
+            self.followers.give_back(led)
             return None
         if not self._agreed.is_sure:
             # Clocks come with the replies to heartbeats, and a quiescent group has none.
@@ -361,10 +324,13 @@ class Delays:
             return await self._find_note(led)
         if led.is_owed:
             return await self._send(led)
-        led.reading.pending.allow(self._room_of(led))
-        if not await self._read_on(led, led.reading):
+        if led.reading.is_torn:
+            self._read_anew(led, led.reading.pending.cursor)
+            return 0
+        self._reader.allow(led, led.reading)
+        if not await self._reader.read_on(led, led.reading):
             return RETRY_MS / 4
-        await self._read_ahead(led, led.reading)
+        await self._reader.read_ahead(led, led.reading)
         if led.reading.pending.is_exhausted:
             self._read_anew(led, led.reading.pending.cursor)
             return 0
@@ -378,7 +344,7 @@ class Delays:
             offset = known.batches[-1].base_offset
             if partition.replica.high_watermark <= offset:
                 return RETRY_MS / 4  # it may still be cut off
-            spans = await self._spans(partition, offset, 1)
+            spans = await self._reader.spans(partition, offset, 1)
             if not spans:
                 return RETRY_MS / 4
             data = await self._tasks.in_thread(partial(_bytes_of, spans[0]))
@@ -386,79 +352,21 @@ class Delays:
             led.number = (known.last_sequence + 1) % SEQUENCE_MODULUS
             led.is_owed, led.batch = bool(led.before.offsets), None
             cursor = led.before.cursor
-        self._read_anew(led, cursor)
+        if self.followers.is_busy(led.key):
+            return FOLLOWER_ENDS_MS
+        if led.is_current:
+            led.reading = self.followers.take(led, cursor) or self._reader.begin(led, cursor)
         return 0
 
     def _read_anew(self, led: Led, cursor: Place) -> None:
-        led.reading = self._read_from_start(led, cursor)
-        led.ahead = None
-        led.given_up.clear()
+        led.reading, led.ahead = self._reader.begin(led, cursor), None
 
-    def _read_from_start(self, led: Led, cursor: Place) -> Reading:
-        start = led.partition.replica.log_start_offset
-        return Reading(Pending(cursor, entries_max=self._room_of(led)), start)
-
-    def _room_of(self, led: Led) -> int:
+    def _room_of(self, item: LaneItem) -> int:
         """How many entries a lane may hold: what others leave of the node's, its share at least."""
         if self.entries_max is not None:
             return self.entries_max
-        held = sum(other.held_count for other in self._led.values() if other is not led)
-        share = self._node_entries // max(1, len(self._led))
-        return max(ENTRIES_MIN, share, self._node_entries - held)
-
-    async def _read_on(self, led: Led, reading: Reading, bytes_max: int | None = None) -> bool:
-        """Read all that is committed by now, or so many bytes of it; False when some of that cannot
-        be read yet."""
-        partition, left = led.partition, bytes_max
-        end = partition.replica.high_watermark
-        while reading.end < end and (left is None or left > 0):
-            spans = await self._spans(partition, reading.end, READ_BYTES)
-            if not spans:
-                # Committed by others, it may not be in a file here yet. Or no record is left.
-                if partition.readable_end > reading.end:
-                    return False
-                reading.end = end
-            for span in spans:
-                found = await self._tasks.in_thread(partial(_read, span, reading.end, led.lane))
-                for one in found:
-                    if isinstance(one, Row):
-                        reading.pending.read(one)
-                    else:
-                        await self._take_in(led, reading, one)
-                reading.end = Offset(span.end_offset)
-                left = None if left is None else left - span.size
-        return True
-
-    async def _read_ahead(self, led: Led, reading: Reading) -> None:
-        """While little is held of much, go on with another pass, a piece at each step; when it has
-        come as far as the one before it takes its place, and nothing due waits for the log."""
-        if led.ahead is None:
-            if not reading.pending.is_low:
-                return
-            led.ahead = self._read_from_start(led, reading.pending.cursor)
-        ahead = led.ahead
-        await self._read_on(led, ahead, READ_BYTES)
-        if ahead.end >= reading.end and led.ahead is ahead:
-            ahead.pending.settle(reading.pending.cursor)
-            led.reading, led.ahead = ahead, None
-
-    async def _take_in(
-        self, led: Led, reading: Reading, found: Undecided | Ended | GivenUp
-    ) -> None:
-        """What the log holds beside records that are pending by themselves."""
-        if isinstance(found, GivenUp):
-            if reading is led.reading:  # else it is known
-                led.given_up.append(found)
-        elif isinstance(found, Undecided):
-            reading.undecided.setdefault(found.producer_id, []).append(found.offset)
-        else:
-            offsets = reading.undecided.get(found.producer_id, [])
-            for offset in offsets if found.is_commit else ():
-                for span in await self._spans(led.partition, offset, 1):
-                    rows = partial(_rows_in, span, offset, led.lane, found.at_ms)
-                    for row in await self._tasks.in_thread(rows):
-                        reading.pending.read(row)
-            reading.undecided.pop(found.producer_id, None)
+        share = self._node_entries // max(1, len(self._led), self.followers.count)
+        return max(ENTRIES_MIN, share, self._node_entries - self.held_count + item.held_count)
 
     async def _deliver(self, led: Led, now_ms: int) -> float | None:
         """Note what is due, and go on to send it."""
@@ -557,7 +465,7 @@ class Delays:
         elif result.code is not ErrorCode.NONE and led.is_current:
             raise KafkaError("no note can be written", code=result.code)  # and none was
         if result.code is not ErrorCode.NONE or not led.is_current:
-            led.reading = led.ahead = None
+            self.followers.give_back(led)
             return False
         led.before, led.is_owed = delivery, bool(delivery.offsets)
         led.note_offset, led.number = result.base_offset, (led.number + 1) % SEQUENCE_MODULUS
@@ -661,18 +569,6 @@ class Delays:
 
     # ---- reading ----
 
-    async def _spans(self, partition: Partition, offset: int, bytes_max: int) -> list[FileSpan]:
-        """Committed batches from an offset on; none in a hole.
-
-        Raises:
-            KafkaError: they cannot be read now.
-        """
-        read = partial(partition.read, Offset(offset), bytes_max, may_wait=False)
-        result = await read_cold(self._tasks, partition, read)
-        if result.code is not ErrorCode.NONE:
-            raise KafkaError(code=result.code)
-        return list(result.spans)
-
     async def _records(self, led: Led, offsets: list[tuple[int, int]]) -> list[tuple[Record, int]]:
         """The records at these offsets, each with its creation time; with the position of each in
         its batch, where that is known."""
@@ -682,7 +578,7 @@ class Delays:
         # Records that are due together often stand in the same batches, which are looked up once.
         for offset, position in sorted(offsets):
             if span is None or offset >= span.end_offset:
-                spans = await self._spans(led.partition, offset, 1)
+                spans = await self._reader.spans(led.partition, offset, 1)
                 if not spans:
                     raise CorruptBatchError(f"no record at {offset}")
                 span, batches = spans[0], batches + 1
@@ -695,18 +591,6 @@ class Delays:
 
 def _bytes_of(span: FileSpan) -> bytes:
     return span.file.pread(span.size, span.position)
-
-
-def _read(span: FileSpan, start: int, lane: Lane) -> list[Found]:
-    """What a span of the log means to a lane."""
-    batches = split_batches(_bytes_of(span))
-    return [found for _, batch in batches for found in read_log(batch, start, lane)]
-
-
-def _rows_in(span: FileSpan, start: int, lane: Lane, committed_ms: int) -> list[Row]:
-    """What the records of the first batch of a span ask for, of a transaction that is committed."""
-    _, batch = next(iter(split_batches(_bytes_of(span))))
-    return list(rows_of(batch, start, lane, committed_ms))
 
 
 def _batch_of(led: Led, delivery: Delivery, records: list[tuple[Record, int]]) -> bytearray:

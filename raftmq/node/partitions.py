@@ -433,6 +433,7 @@ class Partitions:
         self._started[action.group] = action
         self._leaderless.append(replica)
         self.views.opened(partition)
+        self.delays.opened(partition)
         await self._tasks.sleep(0.0)
 
     @property
@@ -469,6 +470,7 @@ class Partitions:
         if partition is not None:
             partition.close(ErrorCode.KAFKA_STORAGE_ERROR)
             self.views.closed(partition, is_gone=False)
+            self.delays.followers.closed(partition)
             self._unregister(partition)
         del self._replicas[start.group]
         self._plane.multiraft.unregister(start.group)
@@ -507,6 +509,7 @@ class Partitions:
         partition = self._close(action.group)
         if partition is not None:
             self.views.closed(partition, is_gone=True)
+            self.delays.followers.closed(partition)
             self._unregister(partition)
             self._forget_counts(action.name.topic, self._engine.image)
         replica = self._replicas.pop(action.group, None)

@@ -20,6 +20,7 @@ from raftmq.delays.deliveries import (
     GivenUp,
     Lane,
     NewerNoteError,
+    Settled,
     Undecided,
     delivered_batch,
     give_up,
@@ -291,13 +292,15 @@ def test_what_is_given_up_is_done_with_in_its_lane_and_dead_right_after_the_note
     assert (note.offsets, note.given_up, note.cursor) == ((), (21, 20), places[-1])
     batch = note_batch(note, 4, STAMP, TRIED)
     stamp(batch, 30, 1)
-    assert list(read_log(batch, 0, TRIED)) == [GivenUp(30, 20)]
+    assert list(read_log(batch, 0, TRIED)) == [Settled(places[-1]), GivenUp(30, 20)]
     assert list(read_log(batch, 0, DEAD)) == [
         Row(21, STAMP + 1, Kind.ADD, None),
         Row(20, STAMP + 1, Kind.ADD, None),
     ]
-    assert list(read_log(note_batch(note, 4, STAMP, DEAD), 0, DEAD)) == [], "of its own lane"
-    assert list(read_log(batch, 0, ORDINARY)) == []
+    of_dead = note_batch(note, 4, STAMP, DEAD)
+    assert list(read_log(of_dead, 0, DEAD)) == [Settled(places[-1])], "of its own lane"
+    assert list(read_log(of_dead, 0, ORDINARY)) == []
+    assert list(read_log(batch, 0, ORDINARY)) == [Settled(places[-1])]
 
 
 def test_after_it_the_next_target_begins_and_the_same_one_goes_on() -> None:

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from uuid import UUID
 
+import attrs
 import pytest
 
 from raftmq.delays.asks import GIVEN_UP
 from raftmq.delays.deliveries import ORDINARY, Lane
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS
-from raftmq.node.delays import ENTRIES_MIN, GONE_MS_MIN, Delays, Led
+from raftmq.node.delay_readings import ENTRIES_MIN
+from raftmq.node.delays import GONE_MS_MIN, Delays, Led
 from raftmq.partition.partition import Partition
+from raftmq.partition.ports import FileSpan
 from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
 from raftmq.records import (
@@ -27,8 +30,8 @@ from raftmq.records import (
     read_records,
     set_log_append_time,
 )
-from raftmq.types import TopicId
-from tests.partition.fake_replica import Bench
+from raftmq.types import LeaderEpoch, Offset, ReplicaId, TopicId
+from tests.partition.fake_replica import REPLICAS, Bench
 
 T = TypeVar("T")
 TARGET, DEAD = TopicId(UUID(int=101)), TopicId(UUID(int=102))
@@ -359,3 +362,141 @@ def test_a_log_that_holds_more_than_memory_is_read_ahead_of_need() -> None:
         assert world.delays.kept_from(world.partition) is not None
     assert sorted(map(int, world.values())) == list(range(60)), "each once"
     assert len(passes) > 1
+
+
+# ---- followers ----
+
+
+def never_from_the_start(delays: Delays) -> None:
+    """Who reads the log from its start fails."""
+
+    def fail(*_: object) -> Any:
+        pytest.fail("it reads from the start")
+
+    delays._reader.begin = fail  # type: ignore[method-assign]
+
+
+class Standby:
+    """Another node's replica of the partition, which follows it."""
+
+    def __init__(self, world: World) -> None:
+        leader = world.delays
+        world.lead()
+        self.world, self.delays = world, world.delays
+        self.delays._led.clear()
+        world.delays = leader
+        self.delays.opened(world.partition)
+
+    def follow(self, leader: ReplicaId | None = REPLICAS[1]) -> None:
+        """Read on."""
+        replica = self.world.replica
+        replica.is_leader, replica.is_writable, replica.leader = False, False, leader
+        replica.log.flushed_end_offset = replica.log_end_offset
+        for item in list(self.delays.followers._items.values()):
+            for _ in range(5):
+                turn = self.delays.followers._turn(item)
+                with pytest.raises(StopIteration):
+                    turn.send(None)
+        replica.is_leader, replica.is_writable, replica.leader = True, True, REPLICAS[0]
+
+    def lead(self) -> None:
+        """It is elected, and may not read the log from its start."""
+        self.world.delays = self.delays
+        self.delays.led(self.world.partition)
+
+
+def test_a_follower_knows_what_is_pending_once_it_leads() -> None:
+    world = World()
+    standby = Standby(world)
+    for number in range(8):
+        world.write([str(number)], ("deliver-after", b"%d" % (1_000 - 100 * (number % 4))))
+    standby.follow()
+    world.now_ms += 800
+    world.run()
+    assert world.values() == ["3", "7", "2", "6"]
+    world.write(["late"], ("deliver-after", b"1"), producer_id=7)
+    standby.follow()
+    world.end(7, is_commit=True)
+    never_from_the_start(standby.delays)
+    standby.lead()
+    world.now_ms += 50
+    world.run()
+    assert world.values() == ["3", "7", "2", "6", "late"]
+    world.now_ms += 1_000
+    world.run()
+    assert world.values() == ["3", "7", "2", "6", "late", "1", "5", "0", "4"]
+    assert world.led().reading is not None
+
+
+def test_a_leader_that_lost_its_leadership_knows_what_is_pending() -> None:
+    world = World()
+    world.delays.opened(world.partition)
+    world.write(["a", "b"], ("deliver-after", b"1000"))
+    world.run()
+    led = world.led()
+    world.replica.leader_epoch = LeaderEpoch(6)
+    world.run()
+    assert world.delays._led == {}
+    assert led.reading is None
+    never_from_the_start(world.delays)
+    world.delays.led(world.partition)
+    world.now_ms += 1_000
+    world.run()
+    assert world.values() == ["a", "b"]
+
+
+def test_a_follower_reads_anew_where_the_log_does_not_go_on() -> None:
+    """A cancellation may stand in what it has not read, and retention has taken."""
+    world = World()
+    standby = Standby(world)
+    world.write(["a", "b"], ("deliver-after", b"1000"))
+    standby.follow()
+    (item,) = standby.delays.followers._items.values()
+    assert item.reading is not None
+    assert item.reading.pending.count == 2
+    world.write(["c"])
+    world.replica.log.log_start = attrs.evolve(world.replica.log.log_start, offset=Offset(3))
+    standby.lead()
+    world.now_ms += 2_000
+    world.run()
+    assert world.values() == []
+    world.delays.followers.closed(world.partition)
+    assert world.delays.followers.count == 0
+
+
+def test_a_follower_without_a_leader_keeps_what_it_read() -> None:
+    world = World()
+    standby = Standby(world)
+    world.write(["a"], ("deliver-after", b"1000"))
+    standby.follow()
+    world.write(["b"], ("deliver-after", b"1000"))
+    standby.follow(leader=None)
+    never_from_the_start(standby.delays)
+    standby.lead()
+    world.now_ms += 2_000
+    world.run()
+    assert world.values() == ["a", "b"]
+
+
+def test_what_was_taken_in_by_half_is_read_anew() -> None:
+    """The second batch of a transaction cannot be read when its marker comes; the first one was."""
+    world = World()
+    world.write(["a"], producer_id=7)
+    world.write(["b"], producer_id=7)
+    world.run()
+    spans = world.delays._reader.spans
+
+    async def fail(partition: Partition, offset: int, bytes_max: int) -> list[FileSpan]:
+        if bytes_max == 1 and offset == 1:
+            raise KafkaError("the disk", code=ErrorCode.KAFKA_STORAGE_ERROR)
+        return await spans(partition, offset, bytes_max)
+
+    world.delays._reader.spans = fail  # type: ignore[method-assign]
+    world.end(7, is_commit=True)
+    world.now_ms += 10
+    world.run()
+    assert world.values() == []
+    assert world.led().trouble
+    world.delays._reader.spans = spans  # type: ignore[method-assign]
+    world.run()
+    assert world.values() == ["a", "b"]

@@ -115,6 +115,11 @@ gauge(
     lambda node: node.partitions.delays.pending_count,
 )
 gauge(
+    "raftmq_delays_held",
+    "Of the records that wait those in memory, in delay partitions led and followed here",
+    lambda node: node.partitions.delays.held_count,
+)
+gauge(
     "raftmq_delays_blocked",
     "Delay partitions led here whose next delivery was not taken at the last attempt",
     lambda node: node.partitions.delays.blocked_count,
