@@ -261,19 +261,9 @@ def report_gone(image: MetadataImage, envelope: Envelope, offset: Offset) -> App
     # Without an entry for each report nobody can say whose they are.
     told = list(zip(command.reports, command.producers, strict=False))
     after = _taken(image, told if len(told) == len(unknown) else unknown, _end)
-    if known_bytes(after) > KNOWN_IN_ALL_BYTES_MAX:
+    if after.known_bytes > KNOWN_IN_ALL_BYTES_MAX:
         after = _taken(image, unknown, _end)
     return after, Done(offset)
-
-
-def known_bytes(image: MetadataImage) -> int:
-    """How much the numbers of all topics keep of what is known of producers."""
-    return sum(
-        len(number.producers)
-        for topic in image.topics.values()
-        if topic.numbers
-        for number in topic.numbers.values()
-    )
 
 
 def _taken(

@@ -477,6 +477,16 @@ class MetadataImage:
         return next((view for view in views if view.source == topic_id), None)
 
     @property
+    def known_bytes(self) -> int:
+        """How much the numbers of all topics keep of what is known of producers."""
+        return sum(
+            len(number.producers)
+            for topic in self.topics.values()
+            if topic.numbers
+            for number in topic.numbers.values()
+        )
+
+    @property
     def has_retired(self) -> bool:
         """True while there is a view over retired partitions."""
         return any(not view.condition for view in self.views.values())

@@ -32,6 +32,7 @@ from raftmq.metadata.commands import (
 from raftmq.metadata.engine import MetadataEngine
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
+    KNOWN_IN_ALL_BYTES_MAX,
     LEVEL_OF_KNOWN_PRODUCERS,
     LEVEL_OF_VIEWS,
     MetadataImage,
@@ -187,9 +188,20 @@ class Retirement:
             if not partition.knows_producers:
                 return  # it is read back meanwhile
             known = partition.producers.newest(KNOWN_BYTES_MAX)
-            producers = (known,) if known else ()
+            producers = (known,) if known and self._has_room(partition, len(known)) else ()
         command = ReportGone(reports=(_report(group, wanted, partition),), producers=producers)
         self._propose(group, partition, command, "nothing is left")
+
+    def _has_room(self, partition: Partition, size_bytes: int) -> bool:
+        """Metadata decides that for itself; what it would not keep is not sent."""
+        if self._engine.image.known_bytes + size_bytes <= KNOWN_IN_ALL_BYTES_MAX:
+            return True
+        logger.warning(
+            "no room for the producers of a partition that is gone",
+            topic=partition.name.topic,
+            partition=partition.name.partition,
+        )
+        return False
 
     def _propose(
         self, group: RaftGroupId, partition: Partition, command: AnyCommand, what: str

@@ -542,7 +542,7 @@ def test_a_number_that_is_gone_keeps_what_was_known_of_its_producers() -> None:
     machine.gone(5, 71, 4_000, b"third")
     assert machine.topic.numbers[5].producers == b"third"
     machine.apply(DeleteTopics(topic_ids=(TOPIC,)))
-    assert apply_views.known_bytes(machine.image) == 0
+    assert machine.image.known_bytes == 0
 
 
 def test_what_was_known_for_another_order_is_not_taken() -> None:
@@ -591,7 +591,7 @@ def test_without_one_for_each_report_nothing_is_known() -> None:
     reports = (machine.report(4, 1), machine.report(5, 2))
     machine.apply(ReportGone(reports=reports, producers=(b"of whom?",)))
     assert {machine.topic.state_of(n) for n in (4, 5)} == {PartitionState.GONE}
-    assert apply_views.known_bytes(machine.image) == 0
+    assert machine.image.known_bytes == 0
 
 
 def test_below_the_level_nothing_is_known_of_producers() -> None:
@@ -603,7 +603,7 @@ def test_below_the_level_nothing_is_known_of_producers() -> None:
     assert write_error("ReportGone", version_of(command), machine.image)
     machine.apply(command)
     assert machine.topic.state_of(5) is PartitionState.GONE
-    assert apply_views.known_bytes(machine.image) == 0
+    assert machine.image.known_bytes == 0
     machine.image = raised(machine.image, LEVEL_OF_KNOWN_PRODUCERS)
     machine.grow(2)
     assert machine.topic.numbers[5].producers == b""

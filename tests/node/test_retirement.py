@@ -23,9 +23,11 @@ from raftmq.metadata.image import (
     LEVEL_OF_VIEWS,
     RAFTMQ_LEVEL,
     MetadataImage,
+    NumberImage,
     PartitionImage,
     TopicImage,
 )
+from raftmq.node import retirement
 from raftmq.node.retirement import FOLLOW_MS, LOOK_MS, Retirement
 from raftmq.partition.producer_state import ProducerStateTable
 from raftmq.partition.registry import PartitionRegistry
@@ -179,6 +181,29 @@ def test_what_is_gone_leaves_what_it_knew_of_producers(
     known.append(parse_header(NUMBERED))
     told = (known.newest(KNOWN_BYTES_MAX),) if level >= LEVEL_OF_KNOWN_PRODUCERS else ()
     assert world.said() == ReportGone(reports=(report,), producers=told)
+
+
+def test_what_was_known_of_producers_is_not_sent_where_there_is_no_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retirement, "KNOWN_IN_ALL_BYTES_MAX", 90)
+    world.level = LEVEL_OF_KNOWN_PRODUCERS
+    world.nodes.produce(NUMBERED)
+    world.order(PartitionState.SEALING, 6)
+    world.look()
+    world.look()
+    world.said()
+    world.order(PartitionState.SEALED, 6)
+    world.nodes.leader.delete_records(1, 1_000)
+    world.nodes.settle()
+    world.look()
+    assert world.said(is_taken=False).producers != (), "89 bytes"
+    topic = attrs.evolve(
+        world.image.topics[NAME.topic], numbers=Map({3: NumberImage(5, 1, b"some")})
+    )
+    world.image = attrs.evolve(world.image, topics=Map({NAME.topic: topic}))
+    world.look()
+    assert world.said().producers == ()
 
 
 def test_what_is_listed_again_is_opened_and_an_older_order_changes_nothing(world: World) -> None:
