@@ -87,7 +87,7 @@ class Outcome:
     resident_bytes: dict[int, list[int]] = field(factory=dict)
     stalls: int = 0
     stall_lines: list[str] = field(factory=list)
-    """What nodes logged of them, and of those for which there was no core."""
+    """What nodes logged of them."""
     acknowledged: int = 0
     latency_ms_p99: float = 0.0
 
@@ -271,7 +271,7 @@ class Fuzzer:
             said = self._cluster.log(node)
             fresh = said[self._read_up_to[node] :]
             self._read_up_to[node] = len(said)
-            self.outcome.stall_lines += [one for one in fresh.split("\n") if "loop stalled" in one]
+            self.outcome.stall_lines += [one for one in fresh.split("\n") if _is_own_stall(one)]
             self.outcome.findings += (
                 f"node {node} logged: {told}" for told in self._new_tracebacks(fresh)
             )
@@ -299,6 +299,11 @@ class Fuzzer:
                 return cast(dict[str, Any], json.loads(answer.read()))
         except OSError:
             return {}  # it has ended, which `_look` tells
+
+
+def _is_own_stall(line: str) -> bool:
+    """True for the line of a stall whose loop had a core."""
+    return "loop stalled" in line and "had_core=True" in line
 
 
 def _peer_port(status: dict[str, Any], node: int) -> int:

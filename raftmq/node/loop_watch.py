@@ -34,6 +34,8 @@ stall may include that of up to a second before, or two on a quiescent node, whi
 at once."""
 
 _log = RateLimitedLog(structlog.get_logger("raftmq.node"))
+_log_of_own = RateLimitedLog(structlog.get_logger("raftmq.node"))
+"""Of stalls of the loop's own, which a busy machine's must not crowd out."""
 
 
 class LoopWatch:
@@ -58,6 +60,7 @@ class LoopWatch:
         self._limit_ms = STALL_SHARE * election_timeout_ms
         self._core_times = core_times
         self._times = core_times()
+        self._collected_s = FULL_COLLECTIONS.seconds
         self._core_stolen_ms = core_stolen_ms
         self._stolen_ms = core_stolen_ms()
         self._ticks = 0
@@ -67,25 +70,30 @@ class LoopWatch:
         self.lag.observe(max(0.0, late_ms / 1e3))
         before, self._times = self._times, self._core_times()
         self._ticks += 1
+        collected_s, self._collected_s = self._collected_s, FULL_COLLECTIONS.seconds
         if late_ms > self._limit_ms:
-            self._stalled(late_ms, before)
+            self._stalled(late_ms, before, (self._collected_s - collected_s) * 1e3)
         elif self._ticks % STOLEN_EVERY_TICKS == 0:
             self._stolen_ms = self._core_stolen_ms()
 
-    def _stalled(self, late_ms: float, before: CoreTimes) -> None:
+    def _stalled(self, late_ms: float, before: CoreTimes, collecting_ms: float) -> None:
         no_core_ms = self._times.waited_ms - before.waited_ms
         stolen_ms = self._core_stolen_ms()
         taken_ms = stolen_ms - self._stolen_ms
         self._stolen_ms = stolen_ms
         self.stalls_count += 1
-        if late_ms - no_core_ms - taken_ms <= self._limit_ms:
+        had_core = late_ms - no_core_ms - taken_ms > self._limit_ms
+        if not had_core:
             self.without_core_count += 1
-        _log.warning(
+        log = _log_of_own if had_core else _log
+        log.warning(
             "loop stalled",
             late_ms=round(late_ms, 1),
             ran_ms=round(self._times.ran_ms - before.ran_ms, 1),
             without_core_ms=round(no_core_ms, 1),
             stolen_ms=round(taken_ms, 1),
+            collecting_ms=round(collecting_ms, 1),
+            had_core=had_core,
         )
 
 

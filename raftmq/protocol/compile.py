@@ -123,9 +123,11 @@ class _Family:
         return blank
 
     def _find(self, path: str, name: str) -> Field | None:
-        """The newest version's field of that name; loads no more versions than it must."""
+        """A version's field of that name; its default is the same in all that have it. Versions
+        that are loaded are looked at first, since to load one holds up a loop for milliseconds."""
         low, high = ANNOUNCED[self.api]
-        for version in range(high, max(low, KIO_MIN.get(self.api, low)) - 1, -1):
+        versions = range(high, max(low, KIO_MIN.get(self.api, low)) - 1, -1)
+        for version in sorted(versions, key=lambda number: number not in self.schemas):
             for part_path, part in _parts(self.schema(version)):
                 if part_path == path:
                     for field in part.all_fields:

@@ -75,12 +75,46 @@ def test_what_the_host_took_long_before_excuses_nothing() -> None:
 
 def test_a_stall_is_told_with_what_is_known_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 ms of work and 30 without a core: the rest of 90 was a wait for something else."""
-    monkeypatch.setattr(loop_watch, "_log", RateLimitedLog(structlog.get_logger("raftmq.node")))
+    fresh(monkeypatch)
     times = CoreTimes(100.0, 200.0)
     watch = LoopWatch(150, lambda: times, lambda: 0.0)
     times = CoreTimes(112.0, 230.0)
+    loop_watch.FULL_COLLECTIONS.observe(0.025)
     with capture_logs() as told:
         watch.ticked(90.0)
-    [line] = [line for line in told if line["event"] == "loop stalled"]
-    figures = {key: line[key] for key in ("late_ms", "ran_ms", "without_core_ms", "stolen_ms")}
-    assert figures == {"late_ms": 90.0, "ran_ms": 12.0, "without_core_ms": 30.0, "stolen_ms": 0.0}
+        watch.ticked(90.0)
+    first, second = [line for line in told if line["event"] == "loop stalled"]
+    assert first == {
+        "event": "loop stalled",
+        "log_level": "warning",
+        "late_ms": 90.0,
+        "ran_ms": 12.0,
+        "without_core_ms": 30.0,
+        "stolen_ms": 0.0,
+        "collecting_ms": 25.0,
+        "had_core": True,
+    }
+    assert second["collecting_ms"] == 0.0
+
+
+def test_stalls_of_a_busy_machine_do_not_crowd_out_those_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh(monkeypatch)
+    waited_ms = 0.0
+    watch = LoopWatch(150, lambda: CoreTimes(0.0, waited_ms), lambda: 0.0)
+    with capture_logs() as told:
+        for _ in range(100):
+            waited_ms += 90
+            watch.ticked(90.0)
+        watch.ticked(90.0)
+    had_core = [line["had_core"] for line in told]
+    assert len(had_core) < 100
+    assert had_core[-1] is True
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs that have counted nothing yet."""
+    for name in ("_log", "_log_of_own"):
+        log = RateLimitedLog(structlog.get_logger("raftmq.node"))
+        monkeypatch.setattr(loop_watch, name, log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -115,6 +116,39 @@ def test_fields_of_other_versions_read_as_their_defaults() -> None:
     assert topic.current_leader.leader_id == -1
     with pytest.raises(AttributeError, match="no field 'session'"):
         _ = answer.session
+
+
+def test_what_some_versions_lack_has_one_default_in_all_others() -> None:
+    """So it does not matter which version a default is taken from."""
+    found: dict[tuple[ApiKey, str, str, str], set[tuple[bool, bool, Any]]] = {}
+    having: Counter[tuple[ApiKey, str, str, str]] = Counter()
+    parts: Counter[tuple[ApiKey, str]] = Counter()
+    for api, version, direction in every_message():
+        parts[api, direction] += 1
+        for path, part in compile_module._parts(schema_of(api, version, direction)):
+            for field in part.all_fields:
+                key = api, direction, path, field.name
+                having[key] += 1
+                default = None if field.array else field.default
+                is_none = field.array and field.default is None
+                found.setdefault(key, set()).add((is_none, field.struct is not None, default))
+    assert found
+    for key, defaults in found.items():
+        api, direction, *_ = key
+        if having[key] < parts[api, direction]:
+            assert len(defaults) == 1, key
+
+
+def test_a_default_loads_no_version_that_it_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load one holds up the loop of a node: the request may be the first of its version."""
+    monkeypatch.setattr(compile_module, "_families", {})
+    monkeypatch.setattr(compile_module, "_request_decoders", {})
+    monkeypatch.setattr(compile_module, "_response_encoders", {})
+    warm([(ApiKey.METADATA, version) for version in (1, 10, 13)])
+    old = decode_request(ApiKey.METADATA, 1, b"\x00\x00\x00\x00")
+    monkeypatch.setattr(compile_module, "_load", None)
+    assert old.include_cluster_authorized_operations is False
+    assert old.include_topic_authorized_operations is False
 
 
 def test_attributes_of_other_versions_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

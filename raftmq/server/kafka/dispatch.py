@@ -125,9 +125,9 @@ PROMPT: Final = frozenset(
 )
 """What working clients ask. A small request of these has a small answer, made in one go."""
 COMMON: Final[dict[ApiKey, tuple[int, ...]]] = {
-    ApiKey.API_VERSIONS: (0, 3, 4),
-    ApiKey.SASL_HANDSHAKE: (1,),
-    ApiKey.SASL_AUTHENTICATE: (1, 2),
+    ApiKey.API_VERSIONS: (0, 1, 2, 3, 4),
+    ApiKey.SASL_HANDSHAKE: (0, 1),
+    ApiKey.SASL_AUTHENTICATE: (0, 1, 2),
     ApiKey.METADATA: (1, 4, 5, 8, 9, 10, 12, 13),
     ApiKey.LIST_OFFSETS: (2, 3, 7, 9, 10),
     ApiKey.INIT_PRODUCER_ID: (0, 4, 5),
@@ -150,7 +150,8 @@ COMMON: Final[dict[ApiKey, tuple[int, ...]]] = {
     ApiKey.DESCRIBE_CLUSTER: (1, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0,),
 }
-"""What Java, librdkafka, kafka-python, aiokafka and franz-go sent to a Kafka 4.1 broker."""
+"""What Java, librdkafka, kafka-python, aiokafka and franz-go sent to a Kafka 4.1 broker; and all
+that is answered before a client has authenticated."""
 
 _KEY_VERSION_CORRELATION: Final = struct.Struct(">hhi")
 _SIZE: Final = struct.Struct(">i")

@@ -13,10 +13,11 @@ from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.metadata.image import EMPTY_IMAGE, UsersImage
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
-from raftmq.protocol import ApiKey
+from raftmq.protocol import ANNOUNCED, ApiKey
 from raftmq.sasl.oauthbearer import InvalidTokenError, VerifiedToken
 from raftmq.sasl.scram import SCRAM_SHA_256, credential_of, salted_password
 from raftmq.server.audit import Audit
+from raftmq.server.kafka.authentication import _OFFERED_BEFORE as OFFERED_BEFORE
 from raftmq.server.kafka.authentication import (
     REAUTHENTICATE_AGAIN_MS,
     Authentication,
@@ -26,6 +27,7 @@ from raftmq.server.kafka.authentication import (
     SaslSettings,
 )
 from raftmq.server.kafka.counts import ServerCounts
+from raftmq.server.kafka.dispatch import COMMON
 from raftmq_client import Scram
 from tests.sasl.tokens import message
 from tests.server.auditing import Lines
@@ -450,3 +452,10 @@ def test_a_stranger_sends_no_large_frames_and_takes_no_time() -> None:
     stage.enter()
     assert not stage.sasl.is_too_slow()
     stage.sasl.check_frame(100 << 20)
+
+
+def test_what_a_stranger_may_ask_is_compiled_before_he_comes() -> None:
+    """A first use of a version holds up the loop, for long where cores are scarce."""
+    for api in OFFERED_BEFORE:
+        low, high = ANNOUNCED[api]
+        assert set(COMMON[api]) == set(range(low, high + 1))
