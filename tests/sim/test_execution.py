@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 RARE = (
     (stress.rot, "log/repair.py"),
     (stress.indexes, "log/prefetch.py"),
-    (stress.views, "views/filling.py"),
+    (stress.views, "views/index.py"),
 )
 """What draws options with which a module is executed that is rarely else: damage that nobody finds
 in time, or that makes a look-up wait; views."""
