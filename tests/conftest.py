@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import signal
 from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
 
+from jepsen_like.live import cluster
 from tests.live.harness import Cluster
 from tests.second_try import (  # noqa: F401 - hooks
     pytest_report_teststatus,
@@ -23,6 +25,7 @@ from tests.spread import (  # noqa: F401 - hooks
     pytest_xdist_make_scheduler,
 )
 
+PROCESSES = 4
 LIVE_TIMEOUT_S = 400
 SIM_TIMEOUT_S = 900
 # On a busy machine an example takes what it takes; everything else stays as it is, in CI too.
@@ -31,13 +34,27 @@ hypothesis.settings.load_profile("patient")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes for the whole suite: live tests wait most of the time, the others compute.
+    """Four processes for the whole suite, on two cores: three with live tests, which wait most of
+    the time, and one that computes.
 
     A chosen part of it, and whatever prints while it runs, stays in this process.
     """
     is_whole = config.args_source == pytest.Config.ArgsSource.TESTPATHS
     is_default = "not soak" in config.getoption("markexpr")
-    return 2 if is_whole and is_default and config.getoption("capture") != "no" else 0
+    return PROCESSES if is_whole and is_default and config.getoption("capture") != "no" else 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process ports of its own, and Ctrl-C its meaning."""
+    given = getattr(config, "workerinput", None)
+    if given is not None:
+        first, end = cluster.PORTS
+        size = (end - first) // given["workercount"]
+        first += size * int(given["workerid"].removeprefix("gw"))
+        cluster.PORTS = first, first + size
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell hands that down to what it starts in the background, and we to what we start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

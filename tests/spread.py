@@ -1,7 +1,7 @@
-"""How the processes of a whole run share the tests: by file, live ones one after the other.
+"""How the processes of a whole run share the tests: by file, one of them those that compute.
 
-The first process takes files with live tests, which wait most of the time, the others those that
-compute; whoever has nothing left helps the others. A file stays whole, with what its tests share.
+The last process takes the files that compute, the others those with live tests, which wait most of
+the time; whoever has nothing left helps the others. A file stays whole, with what its tests share.
 The processes that collected tell the one that hands out, which knows of tests but their names: each
 leaves the same lines in a file. (xdist's own groups are suffixes of names that pytest 9.2 drops.)
 """
@@ -26,7 +26,7 @@ def file_of(name: str) -> str:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out files, in the order of collection; the first process prefers live ones."""
+    """Hands out files, in the order of collection; all but the last process prefer live ones."""
 
     def __init__(self, config: pytest.Config, log: Any, live_files: Path) -> None:
         super().__init__(config, log)
@@ -40,7 +40,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
     def _assign_work_unit(self, node: Any) -> None:
         if self._live is None:
             self._live = frozenset(self._live_files.read_text().splitlines())
-        prefers_live = node is self.nodes[0]
+        prefers_live = node is not self.nodes[-1]
         wanted = (name for name in self.workqueue if (name in self._live) == prefers_live)
         chosen = next(wanted, None)
         if chosen is not None:

@@ -1,4 +1,4 @@
-"""Two processes share a run by file; the first takes the live ones."""
+"""Processes share a run by file; the last one takes those that compute."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ COMPUTES = LIVE.replace("@pytest.mark.live", "").replace(
     with open""",
 )
 COMPUTES = f"import time\nfrom pathlib import Path\n{COMPUTES}"
-"""Ends after the live files began: the first process has them, and helps only then."""
+"""Ends after the live files began: the others have them, and help only then."""
 
 
 @pytest.mark.slow
-def test_files_stay_whole_and_live_ones_are_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [2, 3])
+def test_files_stay_whole_and_one_process_computes(tmp_path: Path, processes: int) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     files = {"a": LIVE, "b": COMPUTES, "c": COMPUTES, "d": LIVE}
     for name, text in files.items():
         (tmp_path / f"test_{name}.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    live: as ours\n")
-    words = ["-p", "no:cacheprovider", "-p", "no:trio", "-n", "2", "--dist", "loadscope"]
+    words = ["-p", "no:cacheprovider", "-p", "no:trio", "-n", str(processes), "--dist", "loadscope"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
         cwd=tmp_path,
@@ -56,5 +57,5 @@ def test_files_stay_whole_and_live_ones_are_in_one_process(tmp_path: Path) -> No
         {worker for name in names for worker in told[name]} for names in ("ad", "bc")
     )
     assert all(len({*workers}) == 1 for workers in told.values()), "a file stays whole"
-    assert len(live) == 1
-    assert computing - live, "the other process computes; who has nothing left helps it"
+    assert len(live) == processes - 1
+    assert computing - live, "the last process computes; who has nothing left helps it"

@@ -170,8 +170,7 @@ def test_positions_are_committed_in_order_whatever_is_done_first(
         ):
             tasks.start_soon(functools.partial(worker.run, handle, in_flight_max=2))
             await rest.wait()
-            while saved(broker) is None:
-                await anyio.sleep(0.001)
+            assert await anyio.to_thread.run_sync(broker.wait_for, ApiKey.OFFSET_COMMIT)
             # It looks at what is to be committed before each poll.
             assert await anyio.to_thread.run_sync(broker.wait_for_more, ApiKey.FETCH, 2)
             assert saved(broker) == 1, "2 to 4 are done, and 1 is not"
