@@ -6,9 +6,12 @@ Nothing here knows raftmq: only addresses, topics and records.
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -524,6 +527,37 @@ def elect_preferred(admin: Any, topic: str) -> int:
     return int(told["partitions"][0]["leader_id"])
 
 
+_KAFKA_PYTHON = """
+import json, logging, sys
+from kafka import KafkaProducer
+logging.basicConfig(level=logging.WARNING)
+KafkaProducer(**json.load(sys.stdin), bootstrap_timeout_ms=60_000)
+"""
+
+
+def is_told_by_kafka_python(settings: Mapping[str, object], text: str) -> bool:
+    """Whether the log of a producer says so that cannot come in: the error only says that it came
+    to nothing. In a process of its own, for it leaves sockets open where it fails."""
+    return is_told([sys.executable, "-c", _KAFKA_PYTHON], text, json.dumps(settings))
+
+
+def is_told(words: list[str], text: str, said: str = "") -> bool:
+    """True as soon as a program says it, which tries on for longer than a busy machine needs: how
+    soon it is told is not what is tested. False when it ends without."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stderr is not None
+        program.stdin.write(said)
+        program.stdin.close()
+        try:
+            return any(text in line for line in program.stderr)
+        finally:
+            program.kill()
+
+
 __all__ = [
     "AioKafka",
     "ClientAdapter",
@@ -531,4 +565,6 @@ __all__ = [
     "GroupMember",
     "KafkaPython",
     "elect_preferred",
+    "is_told",
+    "is_told_by_kafka_python",
 ]

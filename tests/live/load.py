@@ -37,6 +37,14 @@ def leaders(bootstrap: str, topic: str) -> dict[int, int]:
     return {index: partition.leader for index, partition in told.partitions.items()}
 
 
+def preferred_lead(bootstrap: str, topic: str) -> bool:
+    """True while each partition is led by the first of its replicas, so that no leader moves by
+    itself."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    told = admin.list_topics(topic, timeout=30).topics[topic]
+    return all(one.leader == one.replicas[0] for one in told.partitions.values())
+
+
 def in_sync(bootstrap: str, topic: str) -> dict[int, set[int]]:
     """The reported ISR by partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})

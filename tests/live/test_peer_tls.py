@@ -57,7 +57,7 @@ from raftmq.runtime.peer_tls import node_name
 from raftmq.types import NodeId, TopicId
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.hostile import LIAR, _request, hello, lies, peer_frame, storage_of
-from tests.live.load import Load, create_topic, in_sync, leaders
+from tests.live.load import Load, create_topic, in_sync, leaders, preferred_lead
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -94,7 +94,8 @@ def secured(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def survive_a_kill(cluster: Cluster) -> None:
-    """Write while a leader is killed and comes back; nothing is lost, and all are in sync again."""
+    """Write while a leader is killed and comes back; nothing is lost, all are in sync again, and
+    leadership is where it was, so that no term changes any more."""
     with Load(cluster.bootstrap, "t", 3) as load:
         load.wait_for(500)
         victim = cluster[leaders(cluster.bootstrap, "t")[0]]
@@ -105,6 +106,7 @@ def survive_a_kill(cluster: Cluster) -> None:
     wait_until(
         lambda: set(map(len, in_sync(cluster.bootstrap, "t").values())) == {3}, 60, "all in sync"
     )
+    wait_until(lambda: preferred_lead(cluster.bootstrap, "t"), 60, "leadership is given back")
     load.reckon().check()
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from raftmq.testing import Cluster, ClusterError, Login
 from raftmq_client import AuthenticationError, BrokerError
 from raftmq_client.blocking import Admin, Consumer, Producer
+from tests.clients.adapters import is_told, is_told_by_kafka_python
 from tests.live.harness import need, run_command, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -188,18 +187,17 @@ def test_faults_work_as_in_an_open_cluster(scram: Cluster) -> None:
 # ---- those who do not ----
 
 
-def told_by_confluent(login: Login, text: str) -> int:
-    """The code of the error with that text. On a busy machine others may come before it: a
-    connection that took too long."""
+def told_by_confluent(login: Login, text: str, code: int | None = None) -> None:
+    """It tells an error with that text, and code. On a busy machine others may come before it, one
+    of a connection that took too long, with the same text and another code as well."""
     told: list[KafkaError] = []
     client = AdminClient({**login.confluent, "error_cb": told.append, "log_level": 0})
 
-    def heard() -> list[int]:
+    def is_heard() -> bool:
         client.poll(0.1)
-        return [error.code() for error in told if text in error.str()]
+        return any(text in error.str() and code in (None, error.code()) for error in told)
 
-    wait_until(heard, WAIT_S, f"librdkafka says {text!r}: {told}")
-    return heard()[0]
+    wait_until(is_heard, WAIT_S, f"librdkafka says {text!r}: {told}")
 
 
 def told_by_aiokafka(login: Login) -> BaseException:
@@ -217,44 +215,12 @@ def told_by_aiokafka(login: Login) -> BaseException:
     return caught.value
 
 
-KAFKA_PYTHON = """
-import json, logging, sys
-from kafka import KafkaProducer
-logging.basicConfig(level=logging.WARNING)
-KafkaProducer(**json.load(sys.stdin), bootstrap_timeout_ms=60_000)
-"""
-
-
-def is_told_by_kafka_python(login: Login, text: str) -> bool:
-    """Whether its log says so: the error only says that it came to nothing. In a process of its
-    own, for it leaves sockets open where it fails."""
-    words = [sys.executable, "-c", KAFKA_PYTHON]
-    return _is_told(words, text, json.dumps(login.kafka_python))
-
-
 def is_told_by_kcat(login: Login, folder: Path, text: str) -> bool:
     """By PLAIN where there is a password: below 2.6.1 librdkafka breaks SCRAM."""
     conf = login.but(mechanism="PLAIN").confluent if login.mechanism else login.confluent
     path = folder / "kcat.conf"
     path.write_text("".join(f"{word}={value}\n" for word, value in conf.items()))
-    return _is_told([need("kcat"), "-F", str(path), "-L", "-m", "60"], text)
-
-
-def _is_told(words: list[str], text: str, said: str = "") -> bool:
-    """True as soon as a program says it, which tries on for longer than a busy machine needs: how
-    soon it is told is not what is tested. False when it ends without."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True
-    ) as program:
-        assert program.stdin is not None
-        assert program.stderr is not None
-        program.stdin.write(said)
-        program.stdin.close()
-        try:
-            return any(text in line for line in program.stderr)
-        finally:
-            program.kill()
+    return is_told([need("kcat"), "-F", str(path), "-L", "-m", "60"], text)
 
 
 def told_by_raftmq(login: Login) -> str:
@@ -269,13 +235,13 @@ def told_by_raftmq(login: Login) -> str:
 def test_a_wrong_password(scram: Cluster, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     login = scram.client().but(password="a-guess")
     text = "invalid credentials with SASL mechanism SCRAM-SHA-512"
-    assert told_by_confluent(login, text) == KafkaError._AUTHENTICATION
+    told_by_confluent(login, text, KafkaError._AUTHENTICATION)
     assert type(told_by_aiokafka(login)).__name__ in (
         "KafkaConnectionError",
         "AuthenticationFailedError",
     )
     assert "SCRAM-SHA-512: " in told_by_raftmq(login)
-    assert is_told_by_kafka_python(login, "SaslAuthenticationFailedError")
+    assert is_told_by_kafka_python(login.kafka_python, "SaslAuthenticationFailedError")
     assert is_told_by_kcat(login, tmp_path, "invalid credentials with SASL mechanism PLAIN")
     assert "a-guess" not in repr(login) + caplog.text
     assert all("a-guess" not in scram.log(node) for node in scram.node_ids)
@@ -283,10 +249,10 @@ def test_a_wrong_password(scram: Cluster, caplog: pytest.LogCaptureFixture, tmp_
 
 def test_another_ca(cluster: Cluster, other_ca: Path, tmp_path: Path) -> None:
     login = cluster.client().but(ca_file=other_ca)
-    assert told_by_confluent(login, "certificate verify failed") == KafkaError._SSL
+    told_by_confluent(login, "certificate verify failed", KafkaError._SSL)
     assert "Unable to bootstrap" in str(told_by_aiokafka(login))
     assert "the certificate is not trusted" in told_by_raftmq(login)
-    assert is_told_by_kafka_python(login, "CERTIFICATE_VERIFY_FAILED")
+    assert is_told_by_kafka_python(login.kafka_python, "CERTIFICATE_VERIFY_FAILED")
     assert is_told_by_kcat(login, tmp_path, "certificate verify failed")
 
 
