@@ -325,8 +325,8 @@ class NodeCore:
         self, sender: NodeId, request: AdminRequest, asker: Asker | None, refusal: CallRefusal
     ) -> None:
         """Count and tell what this node, the controller, did not decide for want of a right."""
-        counts, operation = self.broker.metrics.denials, refusal.operation
-        counts[refusal.kind, operation] = counts.get((refusal.kind, operation), 0) + 1
+        operation = refusal.operation
+        self.broker.metrics.deny(refusal.kind, operation)
         asker = asker or Asker(Way.NODE)
         call, resource = type(request).__name__, f"{refusal.kind}:{refusal.name}"
         _refused_log.warning(

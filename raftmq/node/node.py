@@ -373,6 +373,8 @@ class Node(NodeCore):
             tls=self.admin_tls,
             refuse=self.broker.metrics.refuse,
             audit=self.audit,
+            authorizer=self.broker.authorizer,
+            denied=self.broker.metrics.deny,
             nodes=admin_http.NodesPage(self.control),
             leaders=admin_http.LeadersPage(self.control),
             balance=admin_http.BalancePage(self.control),

@@ -6,6 +6,7 @@ Decides nothing for the node: `raftmq start` starts with any configuration that 
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
@@ -67,6 +68,7 @@ def review(config: NodeConfig, environment: Mapping[str, str]) -> list[Finding]:
         if listener.has_tls:
             found.append(_judge_certificate(listener.name, partial(load, files_of(listener))))
     found += _judge_files(config)
+    found.append(_judge_audit(config.audit_file))
     if environment.get(VARIABLE):
         found.append(Finding(VARIABLE, Verdict.OPEN, "whoever reaches it switches faults on"))
     return found
@@ -220,6 +222,23 @@ def _judge_files(config: NodeConfig) -> Iterator[Finding]:
     for path, name in secret.items():
         yield _judge_modes(name, path, is_needed=name != "first_user_file")
     yield _judge_modes("data", config.data, is_needed=False)
+
+
+def _judge_audit(path: Path | None) -> Finding:
+    """Where the audit goes: a file of the node's user alone, in a folder that takes one."""
+    name = "audit_file"
+    if path is None:
+        return Finding(name, Verdict.LOOK, "none: nobody can tell afterwards who did what")
+    folder = path.parent
+    if not folder.is_dir():
+        return Finding(name, Verdict.OPEN, f"there is no folder {folder}")
+    if path.exists() and not path.is_file():
+        return Finding(name, Verdict.OPEN, f"{path} is no file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        return Finding(name, Verdict.OPEN, f"{path} cannot be written by this user")
+    if folder.stat().st_mode & stat.S_IWOTH and not folder.stat().st_mode & stat.S_ISVTX:
+        return Finding(name, Verdict.OPEN, f"anybody may replace files of {folder}: chmod o-w")
+    return _judge_modes(name, path, is_needed=False)
 
 
 def _judge_modes(name: str, path: Path, *, is_needed: bool) -> Finding:

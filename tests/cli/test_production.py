@@ -58,6 +58,7 @@ def test_what_is_safe_has_nothing_open(call: Call, tmp_path: Path) -> None:
         "certificate of CLIENTS": "ok",
         "key_file of CLIENTS": "ok",
         "data": "ok",
+        "audit_file": "look",
     }
     text = call("config", "check", str(tmp_path / "node.toml"), "--production").output
     assert "nothing is open; look yourself" in text
@@ -185,3 +186,29 @@ def test_the_switch_for_faults_is_told(
     done = call("config", "check", str(write(tmp_path)), "--production")
     assert done.exit_code == 1
     assert "RAFTMQ_FAULTS" in done.stdout
+
+
+def test_the_audit_file_is_one_that_the_node_can_write_and_others_cannot(
+    call: Call, tmp_path: Path
+) -> None:
+    folder = tmp_path / "audit"
+    path = write(tmp_path, audit=("authorizer", f'audit_file = "{folder}/lines"\nauthorizer'))
+
+    def verdict(*, is_open: bool) -> str:
+        return verdicts(call, path, is_open=is_open)["audit_file"]
+
+    assert verdict(is_open=True) == "open", "there is no folder"
+    folder.mkdir(mode=0o700)
+    assert verdict(is_open=False) == "ok"
+    (folder / "lines").touch(mode=0o600)
+    assert verdict(is_open=False) == "ok"
+    (folder / "lines").chmod(0o644)
+    assert verdict(is_open=True) == "open", "others read who did what"
+    (folder / "lines").chmod(0o600)
+    folder.chmod(0o777)
+    assert verdict(is_open=True) == "open", "others replace it"
+    folder.chmod(0o1777)
+    assert verdict(is_open=False) == "ok"
+    (folder / "lines").unlink()
+    (folder / "lines").mkdir()
+    assert verdict(is_open=True) == "open", "it is a folder"

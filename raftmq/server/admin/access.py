@@ -1,10 +1,11 @@
 """Who may do what at the admin port: a token, and what goes without one.
 
 With a token (`admin_token_file`) pages that change something take it alone, others are read without
-it from this machine only. A certificate of operators (`admin_client_ca_file`) is as good as a
-token. Without either this machine may do everything where the port is on the
-loopback; elsewhere the port is for reading, unless `insecure` says otherwise. /health is for
-everybody, as load balancers carry no tokens.
+it from this machine only. A certificate of operators (`admin_client_ca_file`) lets in where a token
+would, as far as rules let its principal alter or describe the cluster (`http.checked`). Without
+either this machine may do everything where the port is on the loopback; elsewhere the port is for
+reading, unless `insecure` says otherwise. /health is for everybody, as load balancers carry no
+tokens.
 
 A page of another site, open in a browser on this machine, is somebody else: it may reach the port
 by a name of its own that it lets point here (DNS rebinding). So what comes without a token must
@@ -32,7 +33,7 @@ from raftmq.secret_file import SecretFileError, read_secret
 TOKEN_LENGTH_MIN: Final = 16
 _SCHEME: Final = "bearer "
 _HEALTH: Final = frozenset(("/health", "/health/ready", "/health/live"))
-_READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+READS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 
 TOKEN_HOLDER: Final = "token of the admin port"
 """Whoever has one; which of them it was cannot be told without telling of it."""
@@ -95,25 +96,20 @@ class Access:
         path: str,
         headers: Mapping[str, str],
         client: str,
-        *,
-        subject: str | None = None,
     ) -> Refusal | None:
-        """Why a request is refused; None when it is served.
+        """Why a request is refused that shows no certificate; None when it is served.
 
         Args:
             headers: by their names in small letters.
             client: the address that it came from.
-            subject: of the operator's certificate that was shown on its connection.
         """
-        if subject is not None:
-            return None
         if self.tokens is not None and (said := headers.get("authorization", "")):
             return None if self._knows(said, self.tokens.loaded) else UNKNOWN_TOKEN
         if path in _HEALTH:
             return None
         if not self._is_own(headers.get("host", "")):
             return FOREIGN_HOST
-        is_read = method in _READS
+        is_read = method in READS
         if self.is_guarded:
             return None if is_read and _is_loopback(client) else NO_TOKEN
         return None if is_read or self._is_open else READ_ONLY

@@ -34,8 +34,9 @@ from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.foreign import decode_foreign
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.broker_messages import Way
+from raftmq.rights import CLUSTER_NAME, Authorizer, Kind, Operation
 from raftmq.runtime.certificates import ServerTls
-from raftmq.server.admin.access import UNKNOWN_TOKEN, Access
+from raftmq.server.admin.access import READS, UNKNOWN_TOKEN, Access, Refusal
 from raftmq.server.admin.connections import AdminHandshakes, OpenConnection, OpenConnections
 from raftmq.server.admin.pages import (
     WAY,
@@ -104,6 +105,8 @@ class PageSources:
         tls: the certificates of the port; None: it speaks plain HTTP.
         refuse: is told of each bound that was reached.
         audit: is told who changes something, and who is refused.
+        authorizer: says what the principals of certificates may do; None: everything.
+        denied: is told of each right that one of them lacked.
     """
 
     health: Health
@@ -114,6 +117,8 @@ class PageSources:
     tls: ServerTls | None
     refuse: Callable[[str], None]
     audit: Audit
+    authorizer: Authorizer | None
+    denied: Callable[[Kind, Operation], None]
     nodes: NodesPage
     leaders: LeadersPage
     balance: BalancePage
@@ -285,7 +290,7 @@ async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: Coun
     that connection. Beyond `CONNECTIONS_MAX` of them an idle one gives way to a new one
     (`connections.py`).
     """
-    app = guarded(checked(make_app(sources), sources.access, sources.audit), count_bug)
+    app = guarded(checked(make_app(sources), sources), count_bug)
     handshakes = None if sources.tls is None else AdminHandshakes(sources.tls, sources.audit)
     connections = OpenConnections(CONNECTIONS_MAX)
 
@@ -364,12 +369,36 @@ def _only(error: Exception) -> Exception:
     return error
 
 
-def checked(app: Any, access: Access, audit: Audit) -> Any:
+def needed(method: str) -> Operation:
+    """What the principal of a certificate must be allowed on the cluster."""
+    return Operation.DESCRIBE if method in READS else Operation.ALTER
+
+
+def checked(app: Any, sources: PageSources) -> Any:
     """The same pages, for those that may."""
+    access, audit = sources.access, sources.audit
+
+    def judge(scope: Any, headers: dict[str, str], client: str) -> tuple[Refusal | None, Way]:
+        """Why a request is refused, and whether the port alone let it in."""
+        subject, method = _subject.get(), scope["method"]
+        refusal = access.refusal(method, scope["path"], headers, client)
+        if refusal is None or subject is None:
+            return refusal, Way.OPERATOR
+        if sources.authorizer is None:
+            return None, Way.OPERATOR
+        rights = sources.authorizer.rights_of(access.principal_of(headers, subject), client)
+        wanted = needed(method)
+        if rights.may(wanted, Kind.CLUSTER, CLUSTER_NAME):
+            return None, Way.CLIENT
+        sources.denied(Kind.CLUSTER, wanted)
+        return (403, f"{rights.principal} may not {wanted} the cluster"), Way.CLIENT
 
     def tell(who: Who, method: str, path: str, why: str, *, is_unknown: bool) -> None:
         if is_unknown:
             audit.authentication(who, "token", AuditOutcome.FAILED, why=why)
+        elif who.principal is not None:
+            resource = f"{Kind.CLUSTER}:{CLUSTER_NAME}"
+            audit.denial(who, f"{method} {path}", str(needed(method)), resource)
         else:
             audit.denial(who, f"{method} {path}", method, "admin port")
 
@@ -380,12 +409,11 @@ def checked(app: Any, access: Access, audit: Audit) -> Any:
                 for name, value in scope["headers"]
             }
             client = str((scope.get("client") or ("",))[0])
-            refusal = access.refusal(
-                scope["method"], scope["path"], headers, client, subject=_subject.get()
-            )
-            principal = access.principal_of(headers, _subject.get()) if refusal is None else None
+            refusal, scope[WAY] = judge(scope, headers, client)
+            principal = None
+            if refusal is None or scope[WAY] is Way.CLIENT:
+                principal = access.principal_of(headers, _subject.get())
             who = scope[WHO] = Who(principal, client, access.name)
-            scope[WAY] = Way.OPERATOR
             if refusal is not None:
                 code, why = refusal
                 _log.warning(

@@ -154,6 +154,10 @@ class ServerCounts:
         """Count a handshake of TLS that failed."""
         self.handshake_failures[why] = self.handshake_failures.get(why, 0) + 1
 
+    def deny(self, kind: str, operation: str) -> None:
+        """Count what a caller had no right to."""
+        self.denials[kind, operation] = self.denials.get((kind, operation), 0) + 1
+
     def refuse(self, bound: str) -> None:
         """Count something that a bound refused."""
         self.refusals[bound] = self.refusals.get(bound, 0) + 1

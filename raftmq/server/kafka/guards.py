@@ -187,8 +187,7 @@ def denied(
     name: str,
 ) -> None:
     """Count a denial, and tell the audit log."""
-    counts = broker.metrics.denials
-    counts[kind, operation] = counts.get((kind, operation), 0) + 1
+    broker.metrics.deny(kind, operation)
     audit.warning(
         "denied",
         principal=rights.principal,

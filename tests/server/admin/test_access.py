@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import trio
 import trustme
+from attrs import field, frozen
+from starlette.responses import Response
 from structlog.testing import capture_logs
 
 from raftmq.cli.picture import (
@@ -23,11 +25,23 @@ from raftmq.cli.picture import (
     open_page,
 )
 from raftmq.config import Address, ConfigError, NodeConfig
+from raftmq.metadata.broker_messages import Way
+from raftmq.rights import (
+    CLUSTER_NAME,
+    NO_RULES,
+    Authorizer,
+    Kind,
+    Operation,
+    Pattern,
+    Permission,
+    Rule,
+)
 from raftmq.runtime.certificates import PemFiles, ServerTls, admin_files, load
 from raftmq.runtime.clock import RealClock
 from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
 from raftmq.server.admin.connections import TlsStream
-from raftmq.server.admin.http import serve_admin
+from raftmq.server.admin.http import _subject, checked, serve_admin
+from raftmq.server.admin.pages import WAY, WHO
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.listener import open_listen_socket
 from raftmq.tls import TlsLayer
@@ -232,6 +246,106 @@ async def test_the_command_line_at_a_port_with_tls(
     assert bugs == []
     assert lines.read[-1]["mechanism"] == "certificate"
     assert lines.read[-1]["outcome"] == "failed"
+
+
+@frozen
+class Port:
+    """A request's way in, without a socket."""
+
+    access: Access
+    authorizer: Authorizer | None
+    asked: list[tuple[Any, Any]] = field(factory=list)
+    denied: list[tuple[Kind, Operation]] = field(factory=list)
+    lines: Lines = field(factory=Lines)
+
+    async def ask(self, method: str, path: str, subject: str | None, token: str = "") -> int:
+        """The status; 200 where it came to the page."""
+        audit = Audit(self.lines, RealClock(), cluster="cluster", node=1)
+
+        def denied(kind: Kind, operation: Operation) -> None:
+            self.denied.append((kind, operation))
+
+        async def page(scope: Any, _receive: Any, send: Any) -> None:
+            self.asked.append((scope[WAY], scope[WHO].principal))
+            await Response("")(scope, _receive, send)
+
+        shown = sources(access=self.access, audit=audit, authorizer=self.authorizer, denied=denied)
+        headers = [(b"host", b"10.0.0.1")]
+        if token:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        codes = []
+
+        async def send(event: Any) -> None:
+            codes.extend([event["status"]] if "status" in event else [])
+
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": headers,
+            "client": ("10.0.0.9", 5_000),
+        }
+        held = _subject.set(subject)
+        try:
+            await checked(page, shown)(scope, None, send)
+        finally:
+            _subject.reset(held)
+        return codes[0]
+
+
+def with_rules(folder: Path, *operations: Operation, has_rules: bool = True) -> Port:
+    path = folder / "tokens"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    certificate = {"admin_certificate_file": path, "admin_key_file": path}
+    access = Access(
+        NodeConfig(
+            node_id=1,
+            data=folder,
+            admin_listener=Address("10.0.0.1", 9292),
+            admin_token_file=path,
+            admin_client_ca_file=path,
+            **certificate,
+        )
+    )
+    rules = NO_RULES.with_rules(
+        Rule(Kind.CLUSTER, Pattern.LITERAL, CLUSTER_NAME, "User:CN=ops", "*", one, Permission.ALLOW)
+        for one in operations
+    )
+    return Port(access, Authorizer(lambda: rules, ["User:CN=root"]) if has_rules else None)
+
+
+@pytest.mark.parametrize(
+    ("operations", "reads", "writes"),
+    [((), 403, 403), ((Operation.DESCRIBE,), 200, 403), ((Operation.ALTER,), 200, 200)],
+    ids=["none", "describe", "alter"],
+)
+async def test_a_certificate_has_the_rights_of_its_principal(
+    tmp_path: Path, operations: tuple[Operation, ...], reads: int, writes: int
+) -> None:
+    port = with_rules(tmp_path, *operations)
+    assert await port.ask("GET", "/nodes", "CN=ops") == reads
+    assert await port.ask("POST", "/nodes/change", "CN=ops") == writes
+    codes = {Operation.DESCRIBE: reads, Operation.ALTER: writes}
+    refused = [operation for operation, code in codes.items() if code == 403]
+    assert port.denied == [(Kind.CLUSTER, operation) for operation in refused]
+    told = [(line["principal"], line["operation"], line["resource"]) for line in port.lines.read]
+    resource = f"cluster:{CLUSTER_NAME}"
+    assert told == [("User:CN=ops", str(operation), resource) for operation in refused]
+    assert set(port.asked) <= {(Way.CLIENT, "User:CN=ops")}
+
+
+async def test_what_needs_no_right_at_the_admin_port(tmp_path: Path) -> None:
+    port = with_rules(tmp_path)
+    assert await port.ask("POST", "/balance", "CN=root") == 200, "a super user"
+    assert await port.ask("POST", "/balance", None, TOKEN) == 200
+    assert await port.ask("POST", "/balance", "CN=ops", TOKEN) == 200, "the token is enough"
+    assert await port.ask("GET", "/health", "CN=ops") == 200
+    assert await port.ask("POST", "/balance", None) == 401
+    assert [way for way, _ in port.asked] == [Way.CLIENT, *[Way.OPERATOR] * 3]
+    free = with_rules(tmp_path, has_rules=False)
+    assert await free.ask("POST", "/balance", "CN=ops") == 200, "rules are off"
+    assert free.asked == [(Way.OPERATOR, "User:CN=ops")]
 
 
 async def test_who_never_stops_sending_under_tls_leaves_the_loop_to_others(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def sources(**given: Any) -> PageSources:
         "tls": None,
         "refuse": lambda _bound: None,
         "audit": NO_AUDIT,
+        "authorizer": None,
+        "denied": lambda _kind, _operation: None,
         "nodes": NoCluster(),
         "leaders": NoCluster(),
         "balance": NoCluster(),
