@@ -263,6 +263,7 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=6)
     parser.add_argument("--size", type=int, default=100, help="bytes of a value")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--memory", type=int, help="delay_memory_bytes_max of the nodes")
     parser.add_argument("--kill-every", type=float, default=0, help="seconds between kills")
     parser.add_argument("--kill-all", action="store_true")
     parser.add_argument("--skew", action="store_true", help="one clock is a day fast")
@@ -270,7 +271,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.skew and clocks.lack():
         parser.error(f"--skew {clocks.lack()}")
-    with DevRun(nodes=options.nodes) as run:
+    settings = {"delay_memory_bytes_max": str(options.memory)} if options.memory else {}
+    with DevRun(nodes=options.nodes, settings=settings) as run:
         result = measure(run, options)
     for line in json.dumps(result, indent=1).splitlines():
         out(line)
