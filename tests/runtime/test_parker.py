@@ -1,4 +1,4 @@
-"""Sleeps that end without an exception: by their time, by another task, by a cancellation."""
+"""Sleeps of one task that end by their time, by another task, by a cancellation."""
 
 from __future__ import annotations
 
