@@ -2,6 +2,7 @@
 
     NeverEarly               a record is in the target no sooner than it was to be
     DeliveredOnce            no record is there twice, however often leaders change
+                             nor one of a transaction that was aborted
     NothingPendingIsDropped  what was acknowledged, and nobody wanted to cancel, is there in the end
     CancelledStaysAway       what was cancelled, and acknowledged to be, before it was due is not
     AttemptsAreCounted       what comes to be tried again says which attempt that is, and what was
@@ -15,6 +16,8 @@ which all nodes' clocks but the first one's tell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
@@ -57,6 +60,7 @@ CONFIGS: Final = {
     "raftmq.retry.min.ms": "1",
     "raftmq.retry.max.ms": "100",
 }
+KEPT: Final = {"retention.bytes": "-1", "retention.ms": "-1"}
 PARTITIONS: Final = 2
 DELAY_MS: Final = (0, 2_500)
 AFTER_MARGIN_MS: Final = 1_500
@@ -82,6 +86,8 @@ class Delayed:
     """Where it was found."""
     attempt: int = 1
     """How often it was tried, as it was sent."""
+    is_aborted: bool = False
+    """Its transaction was, or nothing of it was sent."""
 
     @property
     def is_dead(self) -> bool:
@@ -105,11 +111,39 @@ class Ledger:
         return f"{len(missing)} delayed records have not come: {missing[:5]}" if missing else ""
 
 
+def timed(
+    world: ClusterWorld,
+    random: Random,
+    partition: int,
+    key: bytes = b"",
+    headers: Sequence[tuple[str, bytes]] = (),
+    value: int | None = None,
+) -> tuple[Delayed, NewRecord]:
+    """A record for later, tried some times before; under a key of its own, unless one is named."""
+    value = world.next_value() if value is None else value
+    delay_ms = random.randint(*DELAY_MS)
+    row = Delayed(value, partition, world.now_ms + delay_ms, 0.0)
+    if random.random() < 0.5:
+        at_ms = EPOCH_MS + int(world.now_ms) + delay_ms
+        row.due_ms = at_ms - EPOCH_MS
+        header = ("deliver-at", b"%d" % at_ms)
+    else:
+        row.margin_ms = AFTER_MARGIN_MS
+        header = ("deliver-after", b"%d" % delay_ms)
+    headers = [header, *headers]
+    if random.random() < 0.5:
+        row.attempt = random.randint(1, ATTEMPTS)
+        headers.append(("raftmq-attempt", b"%d" % row.attempt))
+        if row.is_dead:  # it is due at once
+            row.due_ms, row.margin_ms = world.now_ms, AFTER_MARGIN_MS
+    text = b"%d." % value + b"." * random.randrange(0, world.options.value_bytes_max)
+    return row, NewRecord(key or b"%d" % value, text, None, headers)
+
+
 async def create_delay_topics(world: ClusterWorld, process: int) -> None:
     """Create the targets, and then the topic that delivers to them."""
     kafka = Kafka(world, process)
-    kept = {"retention.bytes": "-1", "retention.ms": "-1"}
-    for name, configs in ((TARGET, kept), (DEAD, kept), (LATER, CONFIGS)):
+    for name, configs in ((TARGET, KEPT), (DEAD, KEPT), (LATER, CONFIGS)):
         row = topic_row(name, PARTITIONS)
         row["configs"] = [{"name": key, "value": value} for key, value in configs.items()]
         await create_one(kafka, row)
@@ -119,9 +153,17 @@ async def create_delay_topics(world: ClusterWorld, process: int) -> None:
 class DelayedProducer:
     """One process that sends delayed records to one partition."""
 
-    def __init__(self, world: ClusterWorld, process: int, partition: int, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        world: ClusterWorld,
+        process: int,
+        partition: int,
+        ledger: Ledger,
+        topic: str = LATER,
+    ) -> None:
         self._world = world
         self._kafka = Kafka(world, process)
+        self._topic = topic
         self._partition = partition
         self._ledger = ledger
         self._mine: list[Delayed] = []
@@ -163,28 +205,12 @@ class DelayedProducer:
                 replaced = [("deliver-mode", b"replace")]
             else:
                 key, replaced = b"", []
-            value = world.next_value()
-            delay_ms = random.randint(*DELAY_MS)
-            row = Delayed(value, self._partition, world.now_ms + delay_ms, 0.0)
-            if random.random() < 0.5:
-                at_ms = EPOCH_MS + int(world.now_ms) + delay_ms
-                row.due_ms = at_ms - EPOCH_MS
-                header = ("deliver-at", b"%d" % at_ms)
-            else:
-                row.margin_ms = AFTER_MARGIN_MS
-                header = ("deliver-after", b"%d" % delay_ms)
-            headers = [header, *replaced]
-            if random.random() < 0.5:
-                row.attempt = random.randint(1, ATTEMPTS)
-                headers.append(("raftmq-attempt", b"%d" % row.attempt))
-                if row.is_dead:  # it is due at once
-                    row.due_ms, row.margin_ms = world.now_ms, AFTER_MARGIN_MS
+            row, record = timed(world, random, self._partition, key, replaced)
             if replaced:
                 row.is_called_back = True  # by what its key may yet be called back for
-            text = b"%d." % value + b"." * random.randrange(0, world.options.value_bytes_max)
-            records.append(NewRecord(key or b"%d" % value, text, None, headers))
+            records.append(record)
             made.append(row)
-            self._ledger.rows[value] = row
+            self._ledger.rows[row.value] = row
         self._mine += [row for row in made if not row.is_called_back]
         return records, made, called_back
 
@@ -193,20 +219,20 @@ class DelayedProducer:
         timestamp = EPOCH_MS + int(self._world.now_ms)
         data = build_batch(records, timestamp=timestamp)
         part = ProducePartition(self._partition, memoryview(data))
-        request = ProduceRequest(None, -1, 1_000, [ProduceTopic(LATER, None, [part])])
+        request = ProduceRequest(None, -1, 1_000, [ProduceTopic(self._topic, None, [part])])
         version = VERSIONS[ApiKey.PRODUCE]
         body = b"".join(map(bytes, encode_produce_request(version, request)))
         try:
-            leader = await kafka.leader(LATER, self._partition)
+            leader = await kafka.leader(self._topic, self._partition)
             answer = await until(kafka.request(leader, ApiKey.PRODUCE, body))
         except Lost:
-            kafka.leaders.pop((LATER, self._partition), None)
+            kafka.leaders.pop((self._topic, self._partition), None)
             await kafka.pause()
             return ErrorCode.NETWORK_EXCEPTION
         response = decode_produce_response(version, answer)
         code = int(response.topics[0].partitions[0].error_code)
         if code:
-            kafka.leaders.pop((LATER, self._partition), None)
+            kafka.leaders.pop((self._topic, self._partition), None)
             await kafka.pause()
         return code
 
@@ -258,20 +284,34 @@ class DelayedReader:
                     self._position = record.offset + 1
         return True
 
-    def _judge(self, record: Record) -> None:
+    def _find(self, record: Record) -> tuple[int, Delayed]:
+        """Whose record it is; it is the first of that value, and of nothing that was aborted."""
         assert record.value is not None, "nobody delays a tombstone here"
-        value, now_ms = int(record.value.partition(b".")[0]), self._world.now_ms
+        value = int(record.value.partition(b".")[0])
         row = self._ledger.rows[value]
         told = f"{self._topic}-{self._partition}: {value} at {record.offset}"
         if row.offset >= 0:
             raise InvariantViolation("DeliveredOnce", f"{told} and {row.offset}")
         row.offset = record.offset
+        if row.is_aborted:
+            raise InvariantViolation("DeliveredOnce", f"{told}, which was aborted")
         if row.partition != self._partition:
             raise InvariantViolation("DeliveredOnce", f"{told}, not in {row.partition}")
+        return value, row
+
+    def _judge(self, record: Record) -> None:
+        value, row = self._find(record)
+        told = f"{self._topic}-{self._partition}: {value} at {record.offset}"
         attempt = int(dict(record.headers)["raftmq-attempt"] or b"")
         is_dead = self._topic == DEAD
         if (is_dead, attempt) != (row.is_dead, row.attempt + (not is_dead)):
             raise InvariantViolation("AttemptsAreCounted", f"{told}: {row.attempt}, {attempt}")
+        self._judge_times(row, record, told)
+        self._world.had_effect("a dead record came" if is_dead else "a delayed record came")
+
+    def _judge_times(self, row: Delayed, record: Record, told: str) -> None:
+        """It came no sooner than it was due, and was not cancelled before."""
+        now_ms = self._world.now_ms
         if row.due_ms - row.margin_ms > now_ms + 1:
             raise InvariantViolation("NeverEarly", f"{told}: due {row.due_ms}, it is {now_ms}")
         if record.timestamp + row.margin_ms < EPOCH_MS + int(row.due_ms):
@@ -280,4 +320,3 @@ class DelayedReader:
             raise InvariantViolation(
                 "CancelledStaysAway", f"{told}: cancelled {row.away_ms}, due {row.due_ms}"
             )
-        self._world.had_effect("a dead record came" if is_dead else "a delayed record came")

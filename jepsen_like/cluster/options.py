@@ -132,6 +132,10 @@ class ClusterOptions:
     delayed: bool = False
     """There is a delay topic. Clocks do not jump then, since times are judged by them; that of the
     first node may be wrong from the beginning."""
+    delayed_transactions: bool = False
+    """It is written to in transactions, too."""
+    parting: bool = False
+    """Another delay topic loses its target."""
     views: bool = False
     """Records have tags, and there are views of those with some."""
     safety_ms: float = 3_000
@@ -304,10 +308,10 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         transactional=0 if expires else transactional,
         catch_up_bytes_per_s=catch_up,
         pipe_members=2 if transactional and not expires else 0,
-        delayed=is_delayed,
         views=_drawn_by("views", seed) < 0.25,
     )
     options = options.with_patience() if is_patient else options
+    options = _delayed(seed, options) if is_delayed else options
     if _drawn_by("narrows", seed) < 0.25:
         is_drawn = options.transactional > 0 and _drawn_by("narrow in transactions", seed) < 0.5
         members = Random(f"narrow members {seed}").choice((0, 2)) * (not expires)
@@ -320,6 +324,16 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
 def _drawn_by(name: str, seed: int) -> float:
     """A number from 0 to 1 of a stream of its own."""
     return Random(f"{name} {seed}").random()
+
+
+def _delayed(seed: int, options: ClusterOptions) -> ClusterOptions:
+    """The same with a delay topic; by draws of its own as well."""
+    return attrs.evolve(
+        options,
+        delayed=True,
+        delayed_transactions=_drawn_by("delays in transactions", seed) < 0.5,
+        parting=_drawn_by("parting", seed) < 0.5,
+    )
 
 
 def _elastic(seed: int, options: ClusterOptions) -> ClusterOptions:

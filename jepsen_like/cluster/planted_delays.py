@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from attrs import evolve
 
 from jepsen_like.bug import Bug, nothing, patching
 from jepsen_like.cluster import stress
-from raftmq.delays.deliveries import Delivery
+from raftmq.delays.deliveries import Delivery, Ended, GivenUp, Settled, Undecided, give_up
 from raftmq.delays.pending import Pending
 from raftmq.delays.runs import Place, Run
 from raftmq.node import delays
-from raftmq.node.delay_readings import Followers, LaneItem, Reading
+from raftmq.node.delay_readings import Followers, LaneItem, LogReader, Reading
 from raftmq.node.delays import Delays, Led
 from raftmq.partition.partition import Partition
 from raftmq.partition.producer_state import ACCEPT
@@ -27,6 +28,8 @@ EARLY_MS: Final = 400
 _append_note = Delays._append_note
 _find_note = Delays._find_note
 _take = Followers.take
+_has_given_up = Delays._has_given_up
+_take_in = LogReader._take_in
 _reached_ms = TimeBounds.reached_ms
 
 
@@ -83,6 +86,26 @@ def _all_was_read(self: Followers, led: LaneItem, cursor: Place) -> Reading | No
     return reading
 
 
+async def _committed_anyway(
+    self: LogReader, item: LaneItem, reading: Reading, found: Undecided | Ended | GivenUp | Settled
+) -> None:
+    """The marker of an abort counts as one of a commit."""
+    if isinstance(found, Ended):
+        found = evolve(found, is_commit=True)
+    await _take_in(self, item, reading, found)
+
+
+def _gone_at_once(self: Delays, led: Led, place: Place, now_ms: int) -> bool:
+    """A target that is gone is waited for by nobody."""
+    _has_given_up(self, led, place, now_ms)
+    return led.gone_ms is not None and led.lane.retry is not None and not led.lane.is_dead
+
+
+def _given_up_for_nobody(before: Delivery | None, places: Sequence[Place], at_ms: int) -> Delivery:
+    """The note settles what is given up, and does not name it."""
+    return evolve(give_up(before, places, at_ms), given_up=())
+
+
 def _bug(
     *targets: tuple[object, str, object], caught_by: tuple[str, ...], begins_at: int = 1
 ) -> Bug:
@@ -124,6 +147,15 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
     "the-dead-come-back": _bug(
         (Led, "target", property(lambda led: led.partition.settings.delivers_to)),
         caught_by=("AttemptsAreCounted", "NothingPendingIsDropped"),
+    ),
+    "aborted-are-delivered": _bug(
+        (LogReader, "_take_in", _committed_anyway), caught_by=("DeliveredOnce",)
+    ),
+    "gives-up-at-once": _bug(
+        (Delays, "_has_given_up", _gone_at_once), caught_by=("GivesUpInTime",)
+    ),
+    "given-up-are-forgotten": _bug(
+        (delays, "give_up", _given_up_for_nobody), caught_by=("NothingPendingIsDropped",)
     ),
     "settled-is-not-counted": _bug(
         (delays, "nothing_after", _not_counted), caught_by=("NothingPendingIsDropped",)

@@ -20,7 +20,7 @@ import structlog
 from attrs import define, field
 
 from jepsen_like.checkers import Validity, check_events
-from jepsen_like.cluster import delayed, viewing
+from jepsen_like.cluster import delayed, delayed_more, viewing
 from jepsen_like.cluster.admins import RecordDeleter, TopicAdmin, create_topics
 from jepsen_like.cluster.api_fuzzer import ApiFuzzer
 from jepsen_like.cluster.committed_reads import CommittedReader
@@ -51,6 +51,7 @@ FORMATION_MS = 30_000.0
 GROUP = "g"
 PIPE_GROUP = "pipe"
 NARROWING, PIPES, TRANSACTIONAL, HISTORIAN, LAST_ADMIN, DELAYED = 30, 45, 60, 80, 81, 93
+PARTING, DELAYED_TRANSACTIONAL = 101, 100
 VIEWING = 110
 WRITERS = ("producer", "transact", "delayed producer")
 """Process numbers that no other client comes to; further historians count down."""
@@ -178,6 +179,9 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     if options.delayed:
         made = world.clients.spawn(lambda: delayed.create_delay_topics(world, DELAYED))
         _until(world, lambda: "" if made.is_done else "no delay topic", FORMATION_MS, "Forms")
+    if options.parting:
+        made = world.clients.spawn(lambda: delayed_more.create_parting_topics(world, PARTING))
+        _until(world, lambda: "" if made.is_done else "no retry topic", FORMATION_MS, "Forms")
     if options.views:
         made = world.clients.spawn(lambda: viewing.create_views(world, VIEWING))
         _until(world, lambda: "" if made.is_done else "no view", FORMATION_MS, "Forms")
@@ -210,6 +214,7 @@ def _run(world: ClusterWorld, faults: Sequence[Fault]) -> None:
     _until(world, lambda: why_transactions_run(world), limit_ms, "TransactionsEnd")
     world.is_written = True
     _until(world, world.delayed.why_incomplete, limit_ms, "NothingPendingIsDropped")
+    _until(world, world.parting.why_incomplete, limit_ms, "NothingPendingIsDropped")
     _until(world, lambda: _unfinished(ends), limit_ms, "Liveness")
     _until(world, Settling(world).why_apart, limit_ms, "Convergence")
     if world.narrower is not None:
@@ -303,7 +308,27 @@ def _start_delayed(world: ClusterWorld) -> dict[str, Promise[None]]:
         for number, topic in ((process + 1, delayed.TARGET), (98 + index, delayed.DEAD)):
             reader = delayed.DelayedReader(world, number, topic, index, world.delayed)
             ends[f"delayed reader {number}"] = world.clients.spawn(reader.run)
-    return ends
+    if world.options.delayed_transactions:
+        transactor = delayed_more.DelayedTransactor(world, DELAYED_TRANSACTIONAL, world.delayed)
+        ends["delayed producer in transactions"] = world.clients.spawn(transactor.run)
+    return ends | _start_parting(world)
+
+
+def _start_parting(world: ClusterWorld) -> dict[str, Promise[None]]:
+    """Who sends what is given up, who has its target go, and who reads what is dead."""
+    if not world.options.parting:
+        return {}
+    ledger, spawn = world.parting, world.clients.spawn
+    topic = delayed_more.GONE_LATER
+    producer = delayed.DelayedProducer(world, PARTING + 1, 0, ledger, topic)
+    reader = delayed_more.DeadReader(world, PARTING + 3, ledger)
+    return {
+        "delayed producer of a target that goes": spawn(producer.run),
+        "deleter of a target": spawn(
+            lambda: delayed_more.delete_target(world, PARTING + 2, ledger)
+        ),
+        "reader of what is given up": spawn(reader.run),
+    }
 
 
 def _start_views(world: ClusterWorld) -> dict[str, Promise[None]]:

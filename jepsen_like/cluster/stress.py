@@ -135,6 +135,8 @@ def delays(seed: int) -> ClusterOptions:
         api_fuzzers=0,
         historians=0,
         delayed=True,
+        delayed_transactions=True,
+        parting=True,
         think_ms=(2.0, 20.0),
         records_max=4,
         segment_bytes=2_048,

@@ -83,6 +83,9 @@ _OUT_OF_SEQUENCE: Final = frozenset(
 )
 
 
+Records = dict[str, list[tuple[int, Value]]]
+
+
 def group_of(transactional_id: str) -> str:
     """The group in which transactions of that id commit offsets, and nobody else."""
     return f"group-of-{transactional_id}"
@@ -214,6 +217,14 @@ class TransactionalProducer:
     def _is_listed(self, _partition: int) -> bool:
         """False where no producer writes any more."""
         return True
+
+    def _record(self, _partition: int, value: int) -> NewRecord:
+        """The record with that value, the same at each try."""
+        return NewRecord(None, b"%d." % value, headers=headers_of(self._world, value))
+
+    def _told_of(self, records: Records) -> Records:
+        """What of its records the history is told, for its checkers to look for."""
+        return records
 
     # ---- requests ----
 
@@ -352,7 +363,7 @@ class TransactionalProducer:
             transactional_id=self._id,
             producer=[self._producer_id, self._epoch],
             protocol=self._protocol,
-            records=records,
+            records=self._told_of(records),
             offsets={} if positions is None else {INPUT: positions.offsets[INPUT_AT]},
             group=group,
         )
@@ -453,10 +464,7 @@ class TransactionalProducer:
         kafka, version = self._kafka, PRODUCE_VERSIONS[self._protocol]
         producer_id, epoch = credentials or (self._producer_id, self._epoch)
         data = build_batch(
-            [
-                NewRecord(None, b"%d." % value, headers=headers_of(self._world, value))
-                for value in values
-            ],
+            [self._record(partition, value) for value in values],
             timestamp=EPOCH_MS + int(self._world.now_ms),
             producer_id=producer_id,
             producer_epoch=epoch,
@@ -560,11 +568,11 @@ class TransactionalProducer:
         world.note("transaction", how, self._id, operation.op)
         if how == "ok":
             world.counts.acked += 1
-            world.recorder.ok(operation, records=running.placed)
+            world.recorder.ok(operation, records=self._told_of(running.placed))
         elif how == "fail":
-            world.recorder.fail(operation, records=running.placed)
+            world.recorder.fail(operation, records=self._told_of(running.placed))
         else:
-            world.recorder.info(operation, records=running.placed)
+            world.recorder.info(operation, records=self._told_of(running.placed))
         self._is_over(running, how)
 
     async def _fenced(self) -> None:

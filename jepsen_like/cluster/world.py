@@ -15,6 +15,7 @@ from attrs import define, field
 from jepsen_like.cluster.admins import RecordDeleter
 from jepsen_like.cluster.consumers import Member
 from jepsen_like.cluster.delayed import Ledger
+from jepsen_like.cluster.delayed_more import Parting
 from jepsen_like.cluster.elastic import Elastic
 from jepsen_like.cluster.narrow import Narrower
 from jepsen_like.cluster.node import ClusterNode
@@ -95,6 +96,7 @@ class ClusterWorld(VirtualTime):
         """Of the topics that clients use."""
         self.deleter: RecordDeleter | None = None
         self.delayed = Ledger()
+        self.parting = Parting()
         self.members: list[Member] = []
         self.elastic: Elastic | None = None
         self.narrower: Narrower | None = None
