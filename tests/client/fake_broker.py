@@ -223,6 +223,7 @@ class FakeBroker(Transactions, Users):
         if not data:
             return False
         connection.received += data
+        is_there = True
         while len(connection.received) >= 4:
             (size,) = struct.unpack_from(">i", connection.received)
             if len(connection.received) < size + 4:
@@ -231,11 +232,13 @@ class FakeBroker(Transactions, Users):
             del connection.received[: size + 4]
             try:
                 answer = self._answer(memoryview(frame))
-                if answer is not None:
+                if answer is not None and is_there:
                     connection.sock.sendall(struct.pack(">i", len(answer)) + answer)
-            except (_Drop, ConnectionError):
+            except _Drop:
                 return False
-        return True
+            except ConnectionError:
+                is_there = False  # what was read before is done all the same
+        return is_there
 
     def _answer(self, frame: memoryview) -> bytes | None:
         header, position = decode_request_header(frame)

@@ -429,9 +429,7 @@ class Consumer(Generic[K, V]):
         self._core.stop(is_done=False)
         commit = self._core.parting_commit()
         leave = self._core.leave(lambda _response, _error, _now: None)
-        for call in (commit, leave):
-            if call is not None:
-                engine.send_last(call)
+        engine.send_last(*(call for call in (commit, leave) if call is not None))
 
     async def _await(self, pending: Pending, timeout: float) -> Any:
         engine = self._engine

@@ -157,9 +157,15 @@ class Engine:
             self.drop(channel, "the client is closed")
         self.happened()
 
-    def send_last(self, call: Call) -> None:
-        """Send a call before the end without waiting for its answer, if its connection stands."""
-        self.client.submit(call, self.now())
+    def send_last(self, *calls: Call) -> None:
+        """Send calls before the end without waiting for their answers, if connections stand.
+
+        Whatever is to be sent at the end goes in one piece: the answer to the first of two comes to
+        a socket that is closed, and then what the broker has not read yet is lost (RFC 1122,
+        4.2.2.13).
+        """
+        for call in calls:
+            self.client.submit(call, self.now())
         for channel in self._channels.values():
             if channel.wire is not None and channel.connection.has_outgoing:
                 channel.wire.write(channel.connection.outgoing())

@@ -240,8 +240,7 @@ class Producer(Generic[K, V]):
     def _end_transaction_at_once(self) -> None:
         engine = self._engine
         if engine.is_open and engine.crash is None and self._core.abort_open():
-            for call in self._core.calls(engine.now()):
-                engine.send_last(call)
+            engine.send_last(*self._core.calls(engine.now()))
 
     async def partitions(self, topic: str, timeout: float = 10.0) -> int:
         """How many partitions a topic has.

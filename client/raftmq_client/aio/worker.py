@@ -379,11 +379,12 @@ class Worker(Generic[K, V]):
         await self._last_commit(self._core.assignment)
 
     def _commit_at_once(self) -> None:
+        """Have it sent with what the consumer sends when it leaves, right after this."""
         group = self._core.group
         if group is not None and self._producer is None:
             call = group.commit_call(self._in_hand.unsaved())
             if call is not None:
-                self._engine.send_last(call)
+                self._engine.client.submit(call, self._engine.now())
 
 
 class _Loop(Generic[K, V]):
