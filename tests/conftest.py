@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
+from tempfile import TemporaryDirectory
 
 import hypothesis
 import pytest
@@ -45,7 +48,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each process ports of its own, and Ctrl-C its meaning."""
+    """Give each process ports of its own, Ctrl-C its meaning, and all of them compiled modules."""
+    _share_bytecode(config)
     given = getattr(config, "workerinput", None)
     if given is not None:
         first, end = cluster.PORTS
@@ -55,6 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell hands that down to what it starts in the background, and we to what we start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _share_bytecode(config: pytest.Config) -> None:
+    """Where no bytecode may be written beside the sources, have it in a folder of this run: else
+    each of the many processes that tests start compiles all it imports, as long again as it then
+    takes to import."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        folder = TemporaryDirectory(prefix="raftmq-bytecode-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder.name
+        sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(wrapper=True)
