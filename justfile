@@ -23,7 +23,7 @@ type:
     {{uv}} run mypy
     {{uv}} run mypy examples/*.py
 
-# the default suite: under ten minutes on two cores
+# the default suite: under twelve minutes on two cores
 test *args:
     {{uv}} run --locked pytest {{args}}
 
