@@ -52,7 +52,9 @@ ENTRIES_MIN: Final = 10_000
 """Pending entries that a lane may hold whatever the others do."""
 READ_BYTES: Final = 64 << 10
 """Of the log at once: some milliseconds of a thread."""
-FOLLOWERS: Final = 2
+CATCH_UP_S: Final = 0.005
+"""Followers rest so long after each piece, about what that took: a node that begins has all its
+logs to read, and records to deliver meanwhile."""
 FOLLOW_MS: Final = 200.0
 FOLLOW_MS_MAX: Final = 3_200.0
 """Where nothing is new, a follower looks ever less often."""
@@ -287,7 +289,7 @@ class Followers:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        await self._tasks.together([partial(self._queue.work, self._turn)] * FOLLOWERS)
+        await self._queue.work(self._turn)
 
     async def _turn(self, item: Followed) -> float | None:
         if self._items.get(item.key) is not item:
@@ -296,11 +298,14 @@ class Followers:
             return FOLLOW_MS_MAX
         item.is_at_work = True
         try:
-            return await self._follow(item)
+            pause_ms = await self._follow(item)
         except (KafkaError, DiskError) as error:
             return self._failed(item, error)
         finally:
             item.is_at_work = False
+        if not pause_ms:
+            await self._tasks.sleep(CATCH_UP_S)
+        return pause_ms
 
     def _failed(self, item: Followed, error: KafkaError | DiskError) -> float:
         """What was read stays; how long to wait."""
@@ -318,7 +323,7 @@ class Followers:
         return item.failed(why)
 
     async def _follow(self, item: Followed) -> float:
-        """Read a piece."""
+        """Read a piece; how long to wait, 0: there is more."""
         if item.reading is None or not _is_usable(item, item.reading):
             item.reading, item.ahead = self._reader.begin(item), None
         reading, before = item.reading, item.reading.end
@@ -329,7 +334,7 @@ class Followers:
         item.succeeded()
         if item.ahead is not None or _committed_end(item.partition) > reading.end:
             item.pause_ms = FOLLOW_MS
-            return 1.0  # others have their turns
+            return 0.0
         item.pause_ms = FOLLOW_MS if reading.end > before else min(2 * item.pause_ms, FOLLOW_MS_MAX)
         return item.pause_ms
 
