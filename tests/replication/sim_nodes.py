@@ -64,6 +64,8 @@ class Options:
     segment_bytes: int = 1_500
     append_bytes_max: int = 2_000
     quiesce_after_ticks: int = 0
+    narrow: bool = False
+    """Whether topics shrink; here are none."""
 
 
 class Machine:
