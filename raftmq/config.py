@@ -115,7 +115,8 @@ class NodeConfig:
         "Other ports for Kafka clients, a table `[listeners.NAME]` each: address, advertised, "
         "protocol (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL), and where it is encrypted "
         "certificate_file, key_file, key_password_file, client_certificates (off, wanted, "
-        "required), client_ca_file and principal_mapping_rules (ssl.principal.mapping.rules).",
+        "required), client_ca_file, client_crl_file and principal_mapping_rules "
+        "(ssl.principal.mapping.rules).",
         factory=tuple,
     )
     sasl_mechanisms: str = _key(
@@ -204,6 +205,10 @@ class NodeConfig:
         "no token.",
         default=None,
     )
+    admin_client_crl_file: Path | None = _key(
+        "PEM, lists of their certificates that are good no more (CRLs); with admin_client_ca_file.",
+        default=None,
+    )
     advertised_client: Address | None = _key(
         "Address that clients are told; default: client_listener.", default=None
     )
@@ -236,6 +241,11 @@ class NodeConfig:
     peer_ca_file: Path | None = _key(
         "PEM, the CA of nodes, and of nothing else: whoever has a certificate of it is a node. "
         "While it is replaced, the old and the new one.",
+        default=None,
+    )
+    peer_crl_file: Path | None = _key(
+        "PEM, lists of certificates of that CA that are good no more (CRLs): a node that shows one "
+        "is refused.",
         default=None,
     )
     cluster_secret_file: Path | None = _key(
@@ -874,6 +884,8 @@ def _check_peer_tls(config: NodeConfig) -> None:
             raise ConfigError(
                 f"key {name!r}: peer_tls {config.peer_tls!r} needs it, or cluster_secret_file"
             )
+    if config.peer_crl_file is not None and config.cluster_secret_file is not None:
+        raise ConfigError("key 'peer_crl_file': goes with peer_ca_file")
     if config.metadata_engine != "raft":
         raise ConfigError(f"key 'peer_tls': {config.metadata_engine} speaks plain alone")
 
@@ -883,6 +895,8 @@ def _check_admin_tls(config: NodeConfig) -> None:
         raise ConfigError("key 'admin_key_file': goes with admin_certificate_file")
     if config.admin_client_ca_file is not None and config.admin_certificate_file is None:
         raise ConfigError("key 'admin_client_ca_file': goes with admin_certificate_file")
+    if config.admin_client_crl_file is not None and config.admin_client_ca_file is None:
+        raise ConfigError("key 'admin_client_crl_file': goes with admin_client_ca_file")
 
 
 def connections_per_ip(text: str) -> dict[str, int]:

@@ -79,6 +79,7 @@ class ClientListener:
         key_password_file: what that key is encrypted with; None: it is not.
         client_certificates: one of `CLIENT_CERTIFICATES`.
         client_ca_file: PEM, the CAs whose clients are trusted.
+        client_crl_file: PEM, lists of their certificates that are good no more (CRLs).
         principal_mapping_rules: how a certificate's subject becomes a client's name.
     """
 
@@ -91,6 +92,7 @@ class ClientListener:
     key_password_file: Path | None = None
     client_certificates: str = "off"
     client_ca_file: Path | None = None
+    client_crl_file: Path | None = None
     principal_mapping_rules: str = DEFAULT_RULES
 
     def __str__(self) -> str:
@@ -172,3 +174,5 @@ def check_listener(listener: ClientListener) -> None:
             raise ConfigError(f"protocol {listener.protocol} needs {name}")
     if (listener.client_ca_file is None) != (listener.client_certificates == "off"):
         raise ConfigError("client_ca_file goes with client_certificates 'wanted' or 'required'")
+    if listener.client_crl_file is not None and listener.client_ca_file is None:
+        raise ConfigError("client_crl_file goes with client_ca_file")

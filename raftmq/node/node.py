@@ -39,6 +39,7 @@ from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.loop import LoopBudget, TrioTasks, run_deadlines
 from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.peer_secret import peer_guard
+from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.runtime.token_keys import TokenKeys
 from raftmq.server.admin.access import Access
@@ -353,6 +354,19 @@ class Node(NodeCore):
                 if loaded is not None:
                     files.take(loaded)
                     logger.info("certificates loaded", listener=files.name)
+                    self._end_revoked(files)
+
+    def _end_revoked(self, files: Watched) -> None:
+        """Hang up on whoever came by a certificate that is good no more; requests at the admin port
+        are short, and its next connection is refused."""
+        if not isinstance(files, ServerTls) or files is self.admin_tls:
+            return
+        if isinstance(files, PeerTls):
+            ended = self.links.end_revoked(files.revoked)
+        else:
+            ended = self.port.end_revoked(files.name, files.revoked)
+        if ended:
+            logger.warning("revoked certificates: connections ended", listener=files.name, n=ended)
 
     async def _serve_admin(self) -> None:
         # Not before the node is ready, and in a thread, so that heartbeats go on: the import is

@@ -13,9 +13,12 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
+from time import time
 from typing import Final, Generic, Protocol, TypeVar
 
 from attrs import frozen
@@ -24,6 +27,7 @@ from raftmq.config import ClientListener, ConfigError, NodeConfig
 from raftmq.secret_file import SecretFileError, check_private
 from raftmq.tls import key_trouble
 
+_CRL: Final = re.compile(r"-----BEGIN X509 CRL-----\r?\n(.+?)-----END X509 CRL-----", re.DOTALL)
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----\r?\n.+?-----END CERTIFICATE-----", re.DOTALL)
 _VERIFY: Final = {
     "off": ssl.CERT_NONE,
@@ -45,6 +49,8 @@ class PemFiles:
     Attributes:
         names: how refusals name a key of them, with its own name at `{}`.
         ca_key: the key of `ca`.
+        crl: certificates of those CAs that are good no more.
+        crl_key: the key of `crl`.
         verify_mode: whether the other side has to show a certificate.
         minimum_version: of TLS.
     """
@@ -55,6 +61,8 @@ class PemFiles:
     key_password: Path | None = None
     ca: Path | None = None
     ca_key: str = "client_ca_file"
+    crl: Path | None = None
+    crl_key: str = "client_crl_file"
     verify_mode: ssl.VerifyMode = ssl.CERT_NONE
     minimum_version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
 
@@ -69,6 +77,7 @@ def files_of(listener: ClientListener) -> PemFiles:
         key=listener.key_file,
         key_password=listener.key_password_file,
         ca=listener.client_ca_file,
+        crl=listener.client_crl_file,
         verify_mode=_VERIFY[listener.client_certificates],
     )
 
@@ -83,8 +92,32 @@ def admin_files(config: NodeConfig) -> PemFiles | None:
         certificate=config.admin_certificate_file,
         key=config.admin_key_file,
         ca=config.admin_client_ca_file,
+        crl=config.admin_client_crl_file,
         verify_mode=_VERIFY["wanted" if has_ca else "off"],
     )
+
+
+@frozen(slots=True)
+class Revoked:
+    """Certificates that are good no more.
+
+    Attributes:
+        keys: issuer and serial number of each, as they are encoded.
+        expires_s: when the first of the lists has to be replaced, in Unix time; infinite for never.
+    """
+
+    keys: frozenset[tuple[bytes, bytes]] = frozenset()
+    expires_s: float = inf
+
+    def has(self, certificate: bytes | None) -> bool:
+        """True of a certificate (DER) that is in one of the lists."""
+        if not self.keys or certificate is None:
+            return False
+        serial, _, issuer, *_ = _fields(certificate)
+        return (issuer, serial) in self.keys
+
+
+NONE_REVOKED: Final = Revoked()
 
 
 @frozen(slots=True)
@@ -95,11 +128,13 @@ class Certificates:
         context: for new connections, as the server of them.
         expires_s: when the first certificate of the node's chain ceases to be valid, in Unix time.
         mark: of the files, as they were before they were read.
+        revoked: what the other side may show no more.
     """
 
     context: ssl.SSLContext
     expires_s: float
     mark: Mark
+    revoked: Revoked
 
 
 class Marked(Protocol):
@@ -172,6 +207,11 @@ class ServerTls(Watched[Certificates]):
         return self.loaded.context
 
     @property
+    def revoked(self) -> Revoked:
+        """What the other side may show no more."""
+        return self.loaded.revoked
+
+    @property
     def expires_s(self) -> float:
         """When the first certificate of the chain ceases to be valid, in Unix time."""
         return self.loaded.expires_s
@@ -189,8 +229,8 @@ def load(files: PemFiles) -> Certificates:
     mark = _mark(files)
     context = new_server_context()
     expires_s = show(context, files)
-    trust(context, files)
-    return Certificates(context, expires_s, mark)
+    revoked = trust(context, files)
+    return Certificates(context, expires_s, mark, revoked)
 
 
 def new_server_context() -> ssl.SSLContext:
@@ -234,8 +274,8 @@ def show(context: ssl.SSLContext, files: PemFiles) -> float:
     return expires_s
 
 
-def trust(context: ssl.SSLContext, files: PemFiles) -> None:
-    """Let a context trust the CAs of these files.
+def trust(context: ssl.SSLContext, files: PemFiles) -> Revoked:
+    """Let a context trust the CAs of these files, less the certificates that they revoked.
 
     Raises:
         ConfigError: as `load`.
@@ -247,6 +287,32 @@ def trust(context: ssl.SSLContext, files: PemFiles) -> None:
             context.load_verify_locations(cadata=ca_text)
         except (ssl.SSLError, ValueError):
             raise _refusal(files, files.ca_key, files.ca, "no certificate in PEM") from None
+    if files.crl is None:
+        return NONE_REVOKED
+    revoked = _revoked(files, files.crl)
+    try:
+        context.load_verify_locations(cafile=files.crl)
+    except (ssl.SSLError, OSError):
+        raise _refusal(files, files.crl_key, files.crl, "no CRL in PEM") from None
+    # The list of a certificate's issuer has to be there and has to be good: OpenSSL refuses what it
+    # cannot look up.
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return revoked
+
+
+def _revoked(files: PemFiles, path: Path) -> Revoked:
+    """What a file of CRLs says; whether a CA has signed them is found at each handshake."""
+    text = _text(files, files.crl_key, path)
+    try:
+        lists = [_read_crl(b64decode("".join(block.split()))) for block in _CRL.findall(text)]
+    except (ValueError, IndexError):
+        raise _refusal(files, files.crl_key, path, "not a CRL") from None
+    if not lists:
+        raise _refusal(files, files.crl_key, path, "no CRL in PEM (BEGIN X509 CRL)")
+    expires_s = min(one.expires_s for one in lists)
+    if expires_s < time():
+        raise _refusal(files, files.crl_key, path, "it has expired: publish a newer one")
+    return Revoked(frozenset().union(*(one.keys for one in lists)), expires_s)
 
 
 def _text(files: PemFiles, key: str, path: Path) -> str:
@@ -268,7 +334,7 @@ def _refusal(files: PemFiles, key: str, path: Path, why: str) -> ConfigError:
 
 
 def _mark(files: PemFiles) -> Mark:
-    paths = (files.certificate, files.key, files.key_password, files.ca)
+    paths = (files.certificate, files.key, files.key_password, files.ca, files.crl)
     return tuple(NO_FILE if path is None else mark_of(path) for path in paths)
 
 
@@ -283,7 +349,7 @@ def mark_of(path: Path) -> FileMark:
 
 # ---- what stands in a certificate ----
 
-_SEQUENCE, _SET, _OID, _VERSION = 0x30, 0x31, 0x06, 0xA0
+_INTEGER, _SEQUENCE, _SET, _OID, _VERSION = 0x02, 0x30, 0x31, 0x06, 0xA0
 _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
 _KEYWORDS: Final = {
     "2.5.4.3": "CN",
@@ -320,7 +386,29 @@ def not_after(der: bytes) -> float:
         ValueError: it is no certificate; also IndexError.
     """
     _, end_of_validity = _items(_fields(der)[3])
-    tag, value = end_of_validity
+    return _time(*end_of_validity)
+
+
+def _read_crl(der: bytes) -> Revoked:
+    """One list (RFC 5280, 5.1).
+
+    Raises:
+        ValueError: it is none; also IndexError.
+    """
+    ((_, whole),) = _items(der)
+    fields = _items(_items(whole)[0][1])
+    if fields[0][0] == _INTEGER:
+        del fields[0]  # the version
+    issuer = fields[1][1]
+    rest = fields[3:]
+    expires_s = inf
+    if rest and rest[0][0] in (_UTC_TIME, _GENERALIZED_TIME):
+        expires_s = _time(*rest.pop(0))
+    rows = _items(rest[0][1]) if rest and rest[0][0] == _SEQUENCE else []
+    return Revoked(frozenset((issuer, _items(row)[0][1]) for _, row in rows), expires_s)
+
+
+def _time(tag: int, value: bytes) -> float:
     text = value.decode("ascii")
     if tag == _UTC_TIME:
         text = ("20" if int(text[:2]) < 50 else "19") + text

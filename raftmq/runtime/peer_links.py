@@ -39,6 +39,7 @@ from raftmq.config import Address
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
+from raftmq.runtime.certificates import Revoked
 from raftmq.runtime.handshake import HalfOpen, Turn
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.peer_hello import (
@@ -234,6 +235,17 @@ class PeerLinks:
         for stream in (*self._streams.values(), *accepted):
             if stream.version < oldest:
                 stream.end()
+
+    def end_revoked(self, revoked: Revoked) -> int:
+        """End streams with peers whose certificates are good no more; how many."""
+        accepted = [each.back for some in self._accepted.values() for each in some]
+        ended = 0
+        for stream in (*self._streams.values(), *accepted):
+            sock = stream.sock
+            if isinstance(sock, PeerTlsSocket) and revoked.has(sock.peer_certificate):
+                stream.end()
+                ended += 1
+        return ended
 
     def version(self, node_id: NodeId) -> int:
         """The format in which requests to this peer go; 0 while it is not connected."""

@@ -179,7 +179,7 @@ class PeerTls(ServerTls):
             PeerRefusedError: it is no node.
         """
         layer = await self._handshakes.accept(sock, self.context, turn)
-        return sock if layer is None else PeerTlsSocket(sock, layer, _node_of(layer))
+        return sock if layer is None else PeerTlsSocket(sock, layer, self._node_of(layer))
 
     async def dial(self, sock: socket.socket, node_id: NodeId) -> PeerTlsSocket:
         """Make the handshake with a node that was connected to.
@@ -191,17 +191,18 @@ class PeerTls(ServerTls):
         loaded = self.loaded
         assert isinstance(loaded, PeerCertificates)
         layer = await self._handshakes.dial(sock, loaded.dialling)
-        found = _node_of(layer)
+        found = self._node_of(layer)
         if found != node_id:
             raise PeerRefusedError(f"its certificate is of node {found}, not {node_id}")
         return PeerTlsSocket(sock, layer, found)
 
-
-def _node_of(layer: TlsLayer) -> NodeId:
-    node_id = named_node(layer.peer_dns_names)
-    if node_id is None:
-        raise PeerRefusedError(f"its certificate is of no node ({NAME_PREFIX}ID)")
-    return node_id
+    def _node_of(self, layer: TlsLayer) -> NodeId:
+        node_id = named_node(layer.peer_dns_names)
+        if node_id is None:
+            raise PeerRefusedError(f"its certificate is of no node ({NAME_PREFIX}ID)")
+        if self.revoked.has(layer.peer_certificate):  # since the handshake began
+            raise PeerRefusedError("its certificate was revoked")
+        return node_id
 
 
 # ---- files ----
@@ -219,6 +220,8 @@ def peer_files(config: NodeConfig) -> PemFiles:
         key_password=config.peer_key_password_file,
         ca=config.peer_ca_file,
         ca_key="ca_file",
+        crl=config.peer_crl_file,
+        crl_key="crl_file",
         verify_mode=ssl.CERT_REQUIRED,
         minimum_version=ssl.TLSVersion.TLSv1_3,
     )
@@ -251,4 +254,4 @@ def load_peer_files(files: PemFiles, own_id: int) -> PeerCertificates:
             f"{refusal}: it must have the DNS name {node_name(own_id)} as a subject alternative "
             "name, and that of no other node"
         )
-    return PeerCertificates(server.context, server.expires_s, server.mark, dialling)
+    return PeerCertificates(server.context, server.expires_s, server.mark, server.revoked, dialling)

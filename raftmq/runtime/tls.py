@@ -76,6 +76,11 @@ class TlsSocket:
         self._sock.setsockopt(level, option, value)
 
     @property
+    def peer_certificate(self) -> bytes | None:
+        """What the other side showed (DER), None where it showed none."""
+        return self._layer.peer_certificate
+
+    @property
     def has_unread(self) -> bool:
         """True when `recv_into` may find something that no epoll tells of."""
         return self._layer.has_unread

@@ -345,9 +345,9 @@ def test_a_node_of_the_cluster_has_nothing_done_that_is_not_its_own(
         for command in commands.values():
             kind = type(command).__name__
             assert f'raftmq_commands_refused_total{{command="{kind}"}} 1.0' in page
-        assert 'raftmq_denials_total{resource="topic",operation="delete"} 1.0' in page
+        assert 'raftmq_denials_total{operation="delete",resource="topic"} 1.0' in page
         lines = controller.log_path.read_text()
-        assert lines.count("command of another node refused") == len(commands)
+        assert 0 < lines.count("command of another node refused") < len(commands), "it is bounded"
         assert lines.count("admin call refused") == len(askers)
         liar.start()
         liar.wait_ready()

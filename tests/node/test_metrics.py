@@ -540,6 +540,7 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
     stable = "raftmq_group_stable_lag_messages"
     tls = ["raftmq_tls_handshakes_total", "raftmq_tls_handshake_failures_total"]
     tls.append("raftmq_certificate_expires_timestamp_seconds")
+    tls.append("raftmq_crl_expires_timestamp_seconds")
     users = ["raftmq_authentications_total", "raftmq_denials_total"]
     users.append("raftmq_commands_refused_total")
     users += ["raftmq_audit_lines_total", "raftmq_audit_lines_left_out_total"]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from raftmq.controller.replacement import partitions_left
 from raftmq.node.loop_watch import FULL_COLLECTIONS
 from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 from raftmq.replication.multiraft import Stream
+from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.disk import DISK_FULL
 
 if TYPE_CHECKING:
@@ -620,6 +622,13 @@ CERTIFICATES: Final = Metric(
     "peer_listener and admin_listener, where they have certificates of files",
     ("listener",),
 )
+CRLS: Final = Metric(
+    "raftmq_crl_expires_timestamp_seconds",
+    "gauge",
+    "When the first list of revoked certificates of a listener has to be replaced, in Unix time: "
+    "from then on everybody is refused whose certificate it is to be looked up for",
+    ("listener",),
+)
 AUTHENTICATIONS: Final = Metric(
     "raftmq_authentications_total",
     "counter",
@@ -710,6 +719,11 @@ TOPICS_LEFT_OUT: Final = Metric(
 )
 
 
+def _add_crl(scrape: Scrape, tls: ServerTls) -> None:
+    if tls.revoked.expires_s != inf:
+        scrape[CRLS].add((tls.name,), tls.revoked.expires_s)
+
+
 def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
     for name, api in sorted(node.broker.metrics.apis.items()):
         if not api.requests and not api.failures:
@@ -731,9 +745,12 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[HANDSHAKE_FAILURES].add((reason,), count)
     for name, tls in node.tls.items():
         scrape[CERTIFICATES].add((name,), tls.expires_s)
+        _add_crl(scrape, tls)
     for one in (node.peer_tls, node.admin_tls):
         if one is not None and one.expires_s is not None:
             scrape[CERTIFICATES].add((one.name,), one.expires_s)
+        if isinstance(one, ServerTls):
+            _add_crl(scrape, one)
     for labels, count in sorted(node.broker.metrics.authentications.items()):
         scrape[AUTHENTICATIONS].add(labels, count)
     for (kind, operation), count in sorted(node.broker.metrics.denials.items()):
@@ -778,6 +795,7 @@ SERVER: Final = Collector(
         HANDSHAKES,
         HANDSHAKE_FAILURES,
         CERTIFICATES,
+        CRLS,
         AUTHENTICATIONS,
         DENIALS,
         UNAUTHORIZED,

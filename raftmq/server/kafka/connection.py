@@ -868,6 +868,11 @@ class TlsConnection(Connection):
         super().__init__(sock, peer, shared, on_closed, caller)
         self._hidden = sock
 
+    @property
+    def certificate(self) -> bytes | None:
+        """What its client showed (DER), None where it showed none."""
+        return self._hidden.peer_certificate
+
     def open(self) -> None:
         """Serve from now on; what came with the end of the handshake at once."""
         super().open()

@@ -24,7 +24,7 @@ from attrs import evolve, frozen
 from raftmq.config import PLAINTEXT
 from raftmq.logs import RateLimitedLog
 from raftmq.principals import DEFAULT_RULES, PrincipalMapper, read_mapping_rules
-from raftmq.runtime.certificates import subject
+from raftmq.runtime.certificates import Revoked, subject
 from raftmq.runtime.handshake import HalfOpen, HandshakeError, say_why, shake
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.tls import TlsSocket
@@ -45,10 +45,13 @@ CERTIFICATE: Final = "certificate"
 
 
 class Contexts(Protocol):
-    """Gives the context for a connection that begins now."""
+    """Gives the context for a connection that begins now, and says which certificates are good no
+    more."""
 
     @property
     def context(self) -> ssl.SSLContext: ...
+    @property
+    def revoked(self) -> Revoked: ...
 
 
 class Handshakes:
@@ -282,6 +285,17 @@ class ClientPort:
         for connection in list(self.connections.values()):
             connection.close()
 
+    def end_revoked(self, listener: str, revoked: Revoked) -> int:
+        """Hang up on clients of a listener whose certificates are good no more; how many."""
+        ended = 0
+        for connection in list(self.connections.values()):
+            if not isinstance(connection, TlsConnection):
+                continue
+            if connection.caller.listener == listener and revoked.has(connection.certificate):
+                connection.close()
+                ended += 1
+        return ended
+
     async def _accept_forever(self, listener: Listening, pace: TokenBucket) -> None:
         answered = 0
         listen_sock = listener.sock
@@ -371,7 +385,8 @@ class ClientPort:
                 return
             try:
                 named = self._certified(caller, layer, listener.mapper)
-                if named is None:
+                # Of a handshake that began before its list was loaded.
+                if named is None or tls.revoked.has(layer.peer_certificate):
                     self._leave(caller.host)
                     TlsSocket(sock, layer).close()
                     return

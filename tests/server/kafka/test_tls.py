@@ -17,6 +17,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from raftmq.log.model import FileSpan
+from raftmq.runtime import certificates
 from raftmq.runtime.clock import RealClock
 from raftmq.runtime.disk import RealDisk
 from raftmq.server.audit import Audit
@@ -315,6 +316,32 @@ async def test_required_certificates_are_required_and_name_the_client(
     (caller,) = echo.callers
     assert caller.principal.startswith("User:CN=app\\, one,OU=Testing cert \\#")
     assert (caller.host, caller.listener) == (HOST, "SECURE")
+
+
+async def test_clients_whose_certificate_was_revoked_meanwhile_are_hung_up_on(
+    tmp_path: Path,
+) -> None:
+    """And nobody else: not others of the listener, nor those of another one."""
+    alice, bob = (authority().issue_cert(name, common_name=name) for name in ("alice", "bob"))
+    der = ssl.PEM_cert_to_DER_cert(alice.cert_chain_pems[0].bytes().decode())
+    serial, _, issuer, *_ = certificates._fields(der)
+    revoked = certificates.Revoked(frozenset({(issuer, serial)}))
+    listener = write_files(tmp_path).listener("wanted")
+    async with secure_port(Echo(), listener) as secure:
+        contexts = [client_context(one) for one in (alice, bob, None)]
+        streams = [await secure.connect(context) for context in contexts]
+        for stream in streams:
+            await stream.send_all(request(1))
+            await receive(stream, 8)
+        assert secure.port.end_revoked("OTHER", revoked) == 0
+        assert secure.port.end_revoked("SECURE", certificates.NONE_REVOKED) == 0
+        assert secure.port.end_revoked("SECURE", revoked) == 1
+        await until(lambda: len(secure.port.connections) == 2)
+        for stream in streams[1:]:
+            await stream.send_all(request(2))
+            await receive(stream, 8)
+        for stream in streams:
+            await trio.aclose_forcefully(stream)
 
 
 async def test_wanted_certificates_may_be_missing_but_not_false(tmp_path: Path) -> None:
