@@ -411,7 +411,7 @@ class Partitions:
         while not await self._tasks.in_thread(opener.attempt):
             opener.settle()
         replica = opener.replica(partition, self._plane.replica_config(priority=int(is_preferred)))
-        partition.begin(replica)
+        partition.begin(replica, action.begins_at)
         while not partition.read_on():
             await self._tasks.sleep(0.0)
         self._replicas[action.group] = replica

@@ -181,8 +181,10 @@ class Partition:
         while not self.read_on():
             pass
 
-    def begin(self, replica: ReplicaPort) -> None:
-        """As `attach`, but the state of producers is still to be rebuilt, by `read_on`."""
+    def begin(self, replica: ReplicaPort, begins_at: Offset = Offset(0)) -> None:
+        """As `attach`, but the state of producers is still to be rebuilt, by `read_on`. The first
+        log of the group began at `begins_at`, behind that of another partition of its number."""
+        self._producers.begins_at = begins_at
         assert self._replica is None, "a partition has one replica"
         self._replica = replica
         self._opened_end = replica.log_end_offset

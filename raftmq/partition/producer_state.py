@@ -8,14 +8,15 @@ A `Producer` is never changed in place, so copies of the table share it; methods
 producers (`encoding`, `decoding`) are generators, so that they can run in short turns.
 
 Invariants: a known producer's batches continue its sequence without a gap, or start at 0 under a
-higher epoch; one that is not known may start anywhere, as in Kafka (KIP-360): it may have written
-to a deleted topic of the same name, or have been forgotten. (`producers.py` judges whether a batch
-before it may still be under way.) The last five batches of each producer are recognized as
-duplicates (a producer may have five requests in flight). Idle producers expire by the log's own
-greatest timestamp, never by a clock, so that all replicas forget the same ones at the same offset;
-the last ones to write never expire, since one client or leader whose clock is days ahead makes all
-others look idle. Neither do those with an open transaction, whose end is judged by it, nor those of
-brokers: what a delay partition sends again, perhaps after days, must be known (`delays/`).
+higher epoch (but for what it gave up while its partition's number was gone: `producers.py`); one
+that is not known may start anywhere, as in Kafka (KIP-360): it may have written to a deleted topic
+of the same name, or have been forgotten. (`producers.py` judges whether a batch before it may still
+be under way.) The last five batches of each producer are recognized as duplicates (a producer may
+have five requests in flight). Idle producers expire by the log's own greatest timestamp, never by a
+clock, so that all replicas forget the same ones at the same offset; the last ones to write never
+expire, since one client or leader whose clock is days ahead makes all others look idle. Neither do
+those with an open transaction, whose end is judged by it, nor those of brokers: what a delay
+partition sends again, perhaps after days, must be known (`delays/`).
 
 A transaction is open from its first batch to its marker, and holds the last stable offset back
 until that marker is committed. Where the first one begins is known at any time: those that are

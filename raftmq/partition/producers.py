@@ -260,6 +260,8 @@ class PartitionProducers:
         self._version = version
         self.table = ProducerStateTable()
         """The state that `current` returns; while `_is_hidden` it may be out of date."""
+        self.begins_at = Offset(0)
+        """Where this log went on from that of another partition of its number."""
         self._is_hidden = False
         self._refused = RefusedBatches()
         self._leader_epoch = LeaderEpoch(-1)  # of the leadership whose batches were judged last
@@ -378,12 +380,16 @@ class PartitionProducers:
             self._leader_epoch, self._leads_from = leader_epoch, table.next_offset
         if header.base_sequence > 0 and table.get(header.producer_id) is None:
             self._check_first(header)
+        verdict: Verdict
         try:
             verdict = table.check(header)
         except KafkaError as error:
             if error.code is not _OUT_OF_ORDER or isinstance(error, EndedTransactionError):
                 raise
             expected = table.next_sequence(header.producer_id, header.producer_epoch)
+            if self._passes_over(header, expected):
+                self._check_first(header)
+                return ACCEPT
             if self._is_new_here(header.producer_id):
                 self._refused.await_missing(header.producer_id, header.producer_epoch, expected)
             code = self._refused.reason_behind(header, expected)
@@ -445,6 +451,18 @@ class PartitionProducers:
             self._refused.note(*batch, code)  # what follows waits for it
         if code is not None:
             raise BehindRefusedError("a batch before it may be under way", code=code)
+
+    def _passes_over(self, header: BatchHeader, expected: int) -> bool:
+        """True for the first batch in this log of a producer that wrote to the one before, under
+        the number that this partition has, and gave up sequences in between: no leader took any
+        while the number was sealed or gone, and the log before had none above what is known. What
+        it gave up may be under way yet, as that of one that is not known."""
+        producer = self.table.get(header.producer_id)
+        if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
+            return False
+        is_of_before = producer.batches[-1].base_offset < self.begins_at
+        ahead = (header.base_sequence - expected) % SEQUENCE_MODULUS
+        return is_of_before and 0 < ahead < SEQUENCE_MODULUS // 2
 
     def _check_order(self, header: BatchHeader) -> None:
         """Refuse a repeated batch if one before it was refused and may come again."""

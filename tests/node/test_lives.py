@@ -169,6 +169,7 @@ async def test_a_life_knows_the_producers_of_the_one_before(node: Node) -> None:
     ]
     assert node.count(SECOND) == 5
     assert node.send(SECOND, 3).code is ErrorCode.NOT_LEADER_OR_FOLLOWER, "2 may be under way"
+    assert node.send(SECOND, 4).code is ErrorCode.NOT_LEADER_OR_FOLLOWER, "3 was refused"
     assert [node.send(SECOND, i).base_offset for i in (2, 3)] == [5, 6]
     for _ in range(2):
         node = await node.restart(image)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.errors import ErrorCode, NotLeaderError, StorageError
+from raftmq.log.log_start import LogStart
 from raftmq.partition.partition import ACKS_ALL
 from raftmq.partition.producer_state import BATCHES_REMEMBERED
 from raftmq.partition.producers import (
@@ -26,7 +27,7 @@ from raftmq.partition.settings import PartitionSettings
 from raftmq.promise import Promise
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.seals import Seal
-from raftmq.types import LeaderEpoch, RaftIndex
+from raftmq.types import LeaderEpoch, Offset, RaftIndex
 from tests.partition.fake_replica import REPLICAS, Bench
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -327,6 +328,38 @@ def test_a_new_leader_lets_nobody_start_above_0_at_once(is_first: bool, wait_ms:
     bench.sleep(1)
     assert send(bench, batch(11)) is NOT_LEADER, "behind the one refused a moment ago"
     assert [send(bench, batch(i)) for i in (10, 11, 12)] == [ErrorCode.NONE] * 3
+
+
+def test_sequences_that_were_given_up_while_a_number_was_gone_are_passed_over() -> None:
+    """What the log before had is not taken again, and what it lacks is waited for like the first
+    batch of a producer that is not known."""
+    before = made()
+    assert [send(before, batch(i)) for i in range(3)] == [ErrorCode.NONE] * 3
+    bench = made()
+    bench.replica.log.log_start = LogStart(
+        offset=Offset(3),
+        index=RaftIndex(3),
+        previous_epoch=LeaderEpoch(5),
+        state=before.partition.producers.newest(1 << 15),
+    )
+    bench.partition.restore(bench.replica.log.log_start)
+    bench.partition._producers.begins_at = Offset(3)
+    bench.replica.lead()
+    assert send(bench, batch(2)) is ErrorCode.NONE
+    assert bench.replica.log_end_offset == 3, "it stood in the log before"
+    for _ in range(2 * NEW_LEADER_ANSWERS):
+        assert [send(bench, batch(i)) for i in (7, 8)] == [NOT_LEADER] * 2
+    bench.sleep(MISSING_BATCH_MS)
+    assert send(bench, batch(8)) is NOT_LEADER, "7 was refused a moment ago"
+    assert [send(bench, batch(i)) for i in (7, 8)] == [ErrorCode.NONE] * 2
+    assert send(bench, batch(2)) is ErrorCode.NONE, "still known"
+    assert bench.replica.log_end_offset == 5
+    bench.replica.lead()
+    assert send(bench, batch(10)) is NOT_LEADER, "a gap in this log"
+    bench.sleep(MISSING_BATCH_MS)
+    for _ in range(2 * NEW_LEADER_ANSWERS):
+        code = send(bench, batch(10))
+    assert code is OUT_OF_ORDER
 
 
 def test_the_missing_first_batch_ends_the_wait() -> None:
