@@ -64,9 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _share_bytecode(config: pytest.Config) -> None:
     """Where no bytecode may be written beside the sources, have it in a folder of this run: else
     each of the many processes that tests start compiles all it imports, as long again as it then
-    takes to import."""
+    takes to import. One that ends a moment later may still write there."""
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        folder = TemporaryDirectory(prefix="raftmq-bytecode-")
+        folder = TemporaryDirectory(prefix="raftmq-bytecode-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder.name
         sys.dont_write_bytecode = False
