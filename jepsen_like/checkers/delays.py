@@ -136,7 +136,7 @@ class DelayChecker(Checker):
                 self._findings["DeliveredOnce"].add(found[0].name, told, found[0].op)
             else:
                 self._judge(value, sent, found)
-                late.append((found[0].seen - max(sent.due, sent.asked)) / 1e6)
+                late.append((found[0].stamp - max(sent.due, sent.asked)) / 1e6)
         if self._must_see_all:
             self._missing()
         return self._verdicts(sorted(late))
@@ -179,11 +179,11 @@ class DelayChecker(Checker):
                 dropped.add(where, f"{value} was acknowledged and never came", sent.op)
 
     def _verdicts(self, late_ms: list[float]) -> list[Verdict]:
-        """With how many came, and how late they were seen."""
+        """With how many came, and how late, by the stamp of the target."""
         verdicts = [findings.verdict() for findings in self._findings.values()]
         if late_ms:
             middle, last = late_ms[len(late_ms) // 2], late_ms[len(late_ms) * 99 // 100]
-            told = f"{len(late_ms)} came, seen late by {middle:.0f} ms, p99 {last:.0f} ms"
+            told = f"{len(late_ms)} came, late by {middle:.0f} ms, p99 {last:.0f} ms"
             early = verdicts[0]
             note = f"{told}; {early.note}" if early.note else told
             verdicts[0] = evolve(early, note=note)
