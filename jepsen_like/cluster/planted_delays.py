@@ -36,7 +36,7 @@ _reached_ms = TimeBounds.reached_ms
 async def _not_waited_for(self: Delays, led: Led, delivery: Delivery, note: bytearray) -> bool:
     """The batch leaves before its note is committed."""
     result = led.partition.append_own(note, 2_000)
-    led.before, led.is_owed = delivery, True
+    led.before, led.is_owed = delivery, bool(delivery.offsets)
     led.note_offset = led.partition.replica.log_end_offset - 1
     led.number += 1
     del self, result
