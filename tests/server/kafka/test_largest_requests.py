@@ -17,6 +17,7 @@ from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import (
     AdminRequest,
     AlterConfigsCall,
+    Asker,
     CreatePartitionsCall,
     CreateTopicsCall,
     DeleteTopicsCall,
@@ -53,7 +54,7 @@ class Turns:
         self.count += 1
 
 
-def decided(request: AdminRequest) -> Promise[tuple[Outcome, ...]]:
+def decided(request: AdminRequest, _asker: Asker) -> Promise[tuple[Outcome, ...]]:
     """What a controller says, without its work."""
     done = ErrorCode.NONE
     if isinstance(request, CreateTopicsCall | CreatePartitionsCall):
