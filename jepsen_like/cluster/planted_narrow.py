@@ -9,7 +9,6 @@ from attrs import evolve
 
 from jepsen_like.bug import Bug, patching
 from jepsen_like.cluster import stress
-from jepsen_like.cluster.options import ClusterOptions
 from raftmq.metadata import apply_topics, apply_views
 from raftmq.metadata.image import PartitionImage, TopicImage
 from raftmq.partition.partition import Partition
@@ -88,11 +87,6 @@ def _all_but_the_last(self: ProducerStateTable, bytes_max: int, version: int = N
     return _newest_well(before, bytes_max, version)
 
 
-def _unwatched(seed: int) -> ClusterOptions:
-    """What comes of it is left to those who read what was written."""
-    return evolve(stress.narrows(seed), is_black_box=True)
-
-
 NARROW_BUGS: Final[dict[str, Bug]] = {
     "seal-keeps-nothing-out": Bug(
         patching((Seals, "note", _open)), stress.narrows, 2, (), ("NothingBehindASeal",)
@@ -119,10 +113,10 @@ NARROW_BUGS: Final[dict[str, Bug]] = {
     ),
     "number-knows-all-but-the-last-batch": Bug(
         patching((ProducerStateTable, "newest", _all_but_the_last)),
-        _unwatched,
+        stress.narrows,
         7,
         (14,),
-        ("duplicate",),
+        ("SequencesGoOn",),
     ),
     "listed-again-and-sealed": Bug(
         patching((Partition, "seal", _never_opened)), stress.narrows, 10, (), ("Liveness",)
