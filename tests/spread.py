@@ -33,6 +33,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         config.option.loadscopereorder = False
         self._live_files = live_files
         self._live: frozenset[str] | None = None
+        self._fatal: set[str] = set()
 
     def _split_scope(self, nodeid: str) -> str:
         return file_of(nodeid)
@@ -46,6 +47,26 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         if chosen is not None:
             self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Hand out what an ended process has left, but for the test that ended it: xdist's own
+        scheduler would have that one end the next process too, and so on."""
+        for unit in self.assigned_work[node].values():
+            left = [name for name, is_done in unit.items() if not is_done]
+            if left:
+                self._fatal.add(left[0])
+                break
+        crashed: str | None = super().remove_node(node)
+        return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        for scope, unit in list(self.workqueue.items()):
+            unit.update(dict.fromkeys(self._fatal & unit.keys(), True))
+            if all(unit.values()):
+                del self.workqueue[scope]
+        super()._reschedule(node)
+        if self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)  # a process begins a test once it knows what comes then
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -40,16 +40,7 @@ def test_files_stay_whole_and_one_process_computes(tmp_path: Path, processes: in
     for name, text in files.items():
         (tmp_path / f"test_{name}.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    live: as ours\n")
-    words = ["-p", "no:cacheprovider", "-p", "no:trio", "-n", str(processes), "--dist", "loadscope"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_spread(tmp_path, processes)
     assert done.returncode == 0, done.stdout + done.stderr
     told = {name: (tmp_path / f"test_{name}.py.told").read_text().split() for name in files}
     assert all(len(workers) == 3 for workers in told.values())
@@ -59,3 +50,32 @@ def test_files_stay_whole_and_one_process_computes(tmp_path: Path, processes: in
     assert all(len({*workers}) == 1 for workers in told.values()), "a file stays whole"
     assert len(live) == processes - 1
     assert computing - live, "the last process computes; who has nothing left helps it"
+
+
+@pytest.mark.slow
+def test_what_ends_a_process_is_run_once(tmp_path: Path) -> None:
+    """All others are run nevertheless, those of its file by another process."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    ends = "    if number == 1:\n        os._exit(3)\n"
+    for name, text in {"a": LIVE + ends, "b": LIVE, "c": LIVE}.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    live: as ours\n")
+    done = run_spread(tmp_path, 2)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 8 passed" in done.stdout
+    told = {name: len((tmp_path / f"test_{name}.py.told").read_text().split()) for name in "abc"}
+    assert told == dict.fromkeys("abc", 3)
+
+
+def run_spread(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a folder in so many processes."""
+    words = ["-p", "no:cacheprovider", "-p", "no:trio", "-n", str(processes), "--dist", "loadscope"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
