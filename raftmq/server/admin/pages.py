@@ -180,6 +180,22 @@ async def value_of(promise: Promise[_Value]) -> _Value:
     return promise.result()
 
 
+async def _decided(
+    control: ControlPlane, call: AdminRequest, asker: Asker
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """What the controller says to a call, as pages tell it, and the rows that came with it; none
+    where it refused."""
+    try:
+        verdict, *rows = await value_of(control.call(call, asker))
+    except KafkaError as error:
+        return {"code": error.code.name, "message": error.message}, []
+    return _verdict(verdict), rows
+
+
+def _verdict(row: Outcome) -> dict[str, Any]:
+    return {"code": ErrorCode(row.code).name, "message": row.message or ""}
+
+
 class ReplaceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /nodes/replace`."""
 
@@ -285,15 +301,8 @@ class NodesPage:
 
     async def _asked(self, call: AdminRequest, asker: Asker) -> dict[str, Any]:
         """The controller's verdict, and the steps that it names."""
-        try:
-            verdict, *steps = await value_of(self._control.call(call, asker))
-        except KafkaError as error:
-            return {"code": error.code.name, "message": error.message, "steps": []}
-        return {
-            "code": ErrorCode(verdict.code).name,
-            "message": verdict.message or "",
-            "steps": [step.message or "" for step in steps],
-        }
+        verdict, steps = await _decided(self._control, call, asker)
+        return {**verdict, "steps": [step.message or "" for step in steps]}
 
     def moves(self) -> dict[str, Any]:
         """The moves of replicas that are planned, and those that are under way."""
@@ -489,20 +498,13 @@ class BalancePage:
             onto=None if wanted.onto is None else wanted.onto[:ONTO_MAX],
             timeout_ms=within_limits(wanted.timeout_ms),
         )
-        try:
-            verdict, *rows = await value_of(self._control.call(call, asker))
-        except KafkaError as error:
-            return {"code": error.code.name, "message": error.message, "moves": []}
-        return {
-            "code": ErrorCode(verdict.code).name,
-            "message": verdict.message or "",
-            "moves": [_told(row) for row in rows],
-        }
+        verdict, rows = await _decided(self._control, call, asker)
+        return {**verdict, "moves": [_told(row) for row in rows]}
 
 
 def _told(row: Outcome) -> dict[str, Any]:
     move: dict[str, Any] = {} if row.move is None else msgspec.to_builtins(row.move)
-    return {**move, "code": ErrorCode(row.code).name, "message": row.message or ""}
+    return {**move, **_verdict(row)}
 
 
 def balance_routes(page: BalancePage, audit: Audit) -> list[Route]:
@@ -589,13 +591,9 @@ class TopicsPage:
             dry_run=wanted.dry_run,
             timeout_ms=within_limits(wanted.timeout_ms),
         )
-        try:
-            verdict, *rows = await value_of(self._control.call(call, asker))
-        except KafkaError as error:
-            return {"code": error.code.name, "message": error.message, "steps": [], "groups": []}
+        verdict, rows = await _decided(self._control, call, asker)
         return {
-            "code": ErrorCode(verdict.code).name,
-            "message": verdict.message or "",
+            **verdict,
             "steps": [row.message or "" for row in rows if row.name == "step"],
             "groups": [row.message or "" for row in rows if row.name == "group"],
         }
