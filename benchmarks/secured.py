@@ -23,19 +23,8 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from benchmarks.clients import admin
 from benchmarks.errors import BenchmarkError
 from benchmarks.targets import Target
-from raftmq.rights import (
-    ANY_HOST,
-    ANY_NAME,
-    KIND_CODES,
-    OPERATION_CODES,
-    PATTERN_CODES,
-    PERMISSION_CODES,
-    Kind,
-    Operation,
-    Pattern,
-    Permission,
-    Rule,
-)
+from raftmq.cli.dev_cluster import user_rules
+from raftmq.rights import KIND_CODES, OPERATION_CODES, PATTERN_CODES, PERMISSION_CODES, Rule
 from raftmq.runtime.throw_away import ADMIN, MECHANISM, USER, ThrowAway
 
 LIMIT_S: Final = 60.0
@@ -45,12 +34,6 @@ RULES_PER_REQUEST: Final = 1_000
 
 FILTERS_PER_REQUEST: Final = 20
 USER_PRINCIPAL: Final = f"User:{USER}"
-_USER_MAY: Final = {
-    Kind.TOPIC: (Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE_CONFIGS),
-    Kind.GROUP: (Operation.READ,),
-    Kind.TRANSACTIONAL_ID: (Operation.WRITE,),
-}
-"""What `raftmq dev --secure` gives its user."""
 T = TypeVar("T", AclBinding, AclBindingFilter)
 
 KAFKA_LISTENERS: Final = """\
@@ -133,15 +116,6 @@ def let_in(target: Target, made: ThrowAway) -> None:
     )
 
 
-def user_rules() -> list[Rule]:
-    """The rules from which the user under load has its rights."""
-    return [
-        Rule(kind, Pattern.LITERAL, ANY_NAME, USER_PRINCIPAL, ANY_HOST, operation, Permission.ALLOW)
-        for kind, operations in _USER_MAY.items()
-        for operation in operations
-    ]
-
-
 def _as_client(kind: type[T], rule: Rule) -> T:
     """A rule as the client library says it: a rule, or the filter that means it alone."""
     return kind(
@@ -201,7 +175,8 @@ def _settle(what: str, answers: Mapping[Any, Future[Any]]) -> None:
 
 
 def admit_user(target: Target) -> None:
-    """Give the user under load its rules, as soon as the cluster takes them.
+    """Give the user under load the rules of `raftmq dev --secure`, as soon as the cluster takes
+    them.
 
     Raises:
         BenchmarkError: it does not in time.
@@ -210,7 +185,7 @@ def admit_user(target: Target) -> None:
     client = admin(target)
     while True:
         try:
-            create_rules(client, user_rules())
+            create_rules(client, user_rules(USER_PRINCIPAL))
             return
         except BenchmarkError:
             if time.monotonic() > deadline:

@@ -463,6 +463,15 @@ _USER_MAY: Final = {
 """Of every topic, group and id: what services do, and nothing that administrates."""
 
 
+def user_rules(principal: str) -> list[Rule]:
+    """The rules from which a user of a local cluster has its rights."""
+    return [
+        Rule(kind, Pattern.LITERAL, ANY_NAME, principal, ANY_HOST, operation, Permission.ALLOW)
+        for kind, operations in _USER_MAY.items()
+        for operation in operations
+    ]
+
+
 def admit(security: ThrowAway, user: str, bootstrap: str, timeout_s: float) -> None:
     """Let a user in who may read and write every topic; again, it changes nothing.
 
@@ -476,12 +485,7 @@ def admit(security: ThrowAway, user: str, bootstrap: str, timeout_s: float) -> N
 
     security.write_client_files(ADMIN, bootstrap)
     shown = read_security_file(security.folder / f"{ADMIN}.toml").access.security()
-    principal = security.principal(user)
-    rules = [
-        Rule(kind, Pattern.LITERAL, ANY_NAME, principal, ANY_HOST, operation, Permission.ALLOW)
-        for kind, operations in _USER_MAY.items()
-        for operation in operations
-    ]
+    rules = user_rules(security.principal(user))
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import _end, _spawn
-from benchmarks.secured import KafkaSecurity, let_in, user_rules
+from benchmarks.secured import USER_PRINCIPAL, KafkaSecurity, let_in
 from benchmarks.targets import Target
+from raftmq.cli.dev_cluster import user_rules
 
 
 def test_peers_share_the_session_and_not_the_process_group(tmp_path: Path) -> None:
@@ -48,4 +49,5 @@ def test_a_secured_kafka_has_the_same_protection_and_shows_no_password(tmp_path:
     let_in(target, security.made)
     assert target.client["sasl.username"] == "alice"
     assert target.operator["sasl.username"] == "admin"
-    assert {one.principal for one in user_rules()} == {"User:alice"}
+    assert USER_PRINCIPAL == "User:alice"
+    assert {one.principal for one in user_rules(USER_PRINCIPAL)} == {"User:alice"}
