@@ -50,20 +50,19 @@ class Workload:
     is_secured: bool = False
     """On clusters with TLS everywhere, users and rules (benchmarks/secured.py)."""
 
+    def measure_on(self, target: Target, plan: Plan) -> Metrics:
+        """What a run on that cluster gives.
+
+        Raises:
+            UnsupportedError: nobody is asked there who they are, or as `measure`.
+        """
+        if self.is_secured and not target.client:
+            raise UnsupportedError("needs --engine: a cluster with TLS, users and rules")
+        return self.measure(target, plan)
+
 
 def _launch(_target: Target, _plan: Plan) -> Metrics:
     raise UnsupportedError("needs --engine: a running cluster has started already")
-
-
-def _on_secured(measure: Measure) -> Measure:
-    """The same where clients have to say who they are."""
-
-    def measured(target: Target, plan: Plan) -> Metrics:
-        if not target.client:
-            raise UnsupportedError("needs --engine: a cluster with TLS, users and rules")
-        return measure(target, plan)
-
-    return measured
 
 
 WORKLOADS: Final = (
@@ -158,28 +157,28 @@ WORKLOADS: Final = (
     Workload(
         "secured-bulk",
         "secured: 1 KiB records, produce, then consume",
-        _on_secured(bulk.bulk),
+        bulk.bulk,
         is_warm=True,
         is_secured=True,
     ),
     Workload(
         "secured-small",
         "secured: 100-byte records, produce",
-        _on_secured(bulk.small),
+        bulk.small,
         is_warm=True,
         is_secured=True,
     ),
     Workload(
         "secured-single",
         "secured: one record in flight",
-        _on_secured(latency.one_in_flight),
+        latency.one_in_flight,
         is_warm=True,
         is_secured=True,
     ),
     Workload(
         "secured-failover",
         "secured: kill -9 of the leader, default timeouts",
-        _on_secured(failover.failover),
+        failover.failover,
         Ground.OWN,
         runs=10,
         kafka_runs=3,
@@ -188,7 +187,7 @@ WORKLOADS: Final = (
     Workload(
         "secured-failover-fast",
         "secured: kill -9 of the leader, fast timeouts",
-        _on_secured(failover.failover_fast),
+        failover.failover_fast,
         Ground.OWN,
         runs=10,
         kafka_runs=3,
@@ -197,7 +196,7 @@ WORKLOADS: Final = (
     Workload(
         "rules",
         "secured: produce and fetch beside 10 and 10,000 rules",
-        _on_secured(rules.rules),
+        rules.rules,
         Ground.OWN,
         engines=("raftmq",),
         runs=1,

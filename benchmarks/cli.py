@@ -141,7 +141,7 @@ def _run_all(
         warm_up(target, _plan(options), options.warm)
     for workload in workloads:
         for _ in range(options.runs):
-            metrics = workload.measure(target, _plan(options))
+            metrics = workload.measure_on(target, _plan(options))
             line = {"cluster": target.name, "workload": workload.name}
             figures = {name: rounded(value) for name, value in metrics.items()}
             console.print(msgspec.json.encode(line | figures).decode(), markup=False)

@@ -120,7 +120,8 @@ class Comparer:
             if workload.ground is Ground.NONE:
                 metrics = self._start_once(engine)
             else:
-                metrics = workload.measure(self._target(workload, engine), self.options.plan)
+                target = self._target(workload, engine)
+                metrics = workload.measure_on(target, self.options.plan)
         except (BenchmarkError, KafkaException, OSError) as problem:
             error = f"{type(problem).__name__}: {problem}"
             self._stop(engine)  # whatever state it is in, the next run gets another

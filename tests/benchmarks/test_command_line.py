@@ -219,6 +219,6 @@ def test_a_tiny_secured_comparison_runs(tmp_path: Path) -> None:
 def test_a_secured_workload_wants_a_secured_cluster() -> None:
     (one,) = catalog.workloads_named(["secured-single"])
     with pytest.raises(UnsupportedError, match="TLS"):
-        one.measure(Target("plain", "127.0.0.1:1"), TINY)
+        one.measure_on(Target("plain", "127.0.0.1:1"), TINY)
     mixed = ["run", "--engine", "raftmq", "--only", "single,secured-single"]
     assert main(mixed) == 1
