@@ -6,6 +6,7 @@ import ast
 import graphlib
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,11 @@ def imports_of(tree: ast.AST, known: Collection[str]) -> set[str]:
 def importers() -> dict[str, set[Path]]:
     """Which files of what is shipped import each of its modules."""
     known = all_modules()
-    found: dict[str, set[Path]] = {name: set() for name in known}
-    for path in known.values():
-        for name in imports_of(ast.parse(path.read_text()), known):
-            found[name].add(path)
-    return {name: found[name] for name in shipped_modules()}
+    imports = shipped_imports()
+    return {
+        name: {known[other] for other, names in imports.items() if name in names}
+        for name in shipped_modules()
+    }
 
 
 def circle_in(imports: dict[str, set[str]]) -> list[str]:
@@ -141,6 +142,7 @@ def circle_in(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
+@cache
 def shipped_imports() -> dict[str, set[str]]:
     """What each module of what is shipped imports of the others."""
     known = all_modules()
