@@ -62,7 +62,7 @@ from raftmq.metadata.commands import (
     UnregisterBroker,
     UpdateFeatures,
 )
-from raftmq.metadata.image import LEVEL_OF_ASKERS, NO_COORDINATOR, MetadataImage
+from raftmq.metadata.image import LEVEL_OF_ASKERS, NO_COORDINATOR, MetadataImage, holds
 from raftmq.types import NodeId, TopicId
 
 
@@ -165,13 +165,7 @@ def _is_holder(image: MetadataImage, node_id: NodeId, topic_id: TopicId, number:
     if found is None:
         return True
     first = (voter.node_id for voter in found.first_voters)
-    return node_id in (
-        *found.replicas,
-        *found.voters,
-        *found.moving_from,
-        *found.dismissed,
-        *first,
-    )
+    return holds(found, node_id) or node_id in (*found.moving_from, *found.dismissed, *first)
 
 
 def _coordinates(image: MetadataImage, sender: NodeId, command: Any) -> bool:
