@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from attrs import frozen
 
+from raftmq.controller.topic_validation import BROKER_RESOURCE
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import (
     AdminRequest,
@@ -43,7 +44,6 @@ from raftmq.rights import CLUSTER_NAME, Authorizer, Kind, Operation
 from raftmq.types import TopicId
 
 _Op, _TOPIC, _CLUSTER = Operation, Kind.TOPIC, Kind.CLUSTER
-_BROKER_RESOURCE: Final = 4
 Right: TypeAlias = tuple[Operation, Kind, str]
 Need: TypeAlias = tuple[Right, ...]
 """Any one of these rights will do."""
@@ -84,7 +84,7 @@ def _adds_partitions(call: CreatePartitionsCall, image: MetadataImage) -> Iterat
 
 def _alters_configs(call: AlterConfigsCall, image: MetadataImage) -> Iterator[Need]:
     for one in call.resources:
-        if one.resource_type == _BROKER_RESOURCE:
+        if one.resource_type == BROKER_RESOURCE:
             yield ((_Op.ALTER_CONFIGS, _CLUSTER, CLUSTER_NAME),)
         else:
             yield ((_Op.ALTER_CONFIGS, _TOPIC, _judged_as(image, one.resource_name)),)

@@ -24,6 +24,7 @@ import structlog
 from attrs import frozen
 
 from raftmq.controller.call_rights import BEHIND
+from raftmq.controller.topic_validation import BROKER_RESOURCE
 from raftmq.errors import ErrorCode
 from raftmq.logs import RateLimitedLog
 from raftmq.promise import Promise
@@ -56,7 +57,6 @@ _CODES: Final = {
     Kind.TRANSACTIONAL_ID: NO_ID,
 }
 _MESSAGE: Final = "not authorized"
-_BROKER_RESOURCE: Final = 4
 
 _TOPIC, _GROUP, _CLUSTER, _ID = Kind.TOPIC, Kind.GROUP, Kind.CLUSTER, Kind.TRANSACTIONAL_ID
 _Op: TypeAlias = Operation
@@ -438,7 +438,7 @@ def _of_configs(results: str) -> Guard:
         for count, one in enumerate(request.resources, 1):
             if count % CHECKS_PER_TURN == 0:
                 yield None
-            is_topic = one.resource_type != _BROKER_RESOURCE
+            is_topic = one.resource_type != BROKER_RESOURCE
             kind, name = (_TOPIC, one.resource_name) if is_topic else (_CLUSTER, CLUSTER_NAME)
             if asked.may(kind, name):
                 allowed.append(one)
