@@ -25,7 +25,6 @@ from raftmq.types import Offset
 
 EARLY_MS: Final = 400
 
-_append_note = Delays._append_note
 _find_note = Delays._find_note
 _take = Followers.take
 _has_given_up = Delays._has_given_up
@@ -33,9 +32,9 @@ _take_in = LogReader._take_in
 _reached_ms = TimeBounds.reached_ms
 
 
-async def _not_waited_for(self: Delays, led: Led, delivery: Delivery, note: bytearray) -> bool:
+async def _not_waited_for(self: Delays, led: Led, delivery: Delivery, now_ms: int) -> bool:
     """The batch leaves before its note is committed."""
-    result = led.partition.append_own(note, 2_000)
+    result = led.partition.append_own(delays._note_of(led, delivery, now_ms), 2_000)
     led.before, led.is_owed = delivery, bool(delivery.offsets)
     led.note_offset = led.partition.replica.log_end_offset - 1
     led.number += 1

@@ -395,9 +395,7 @@ class Delays:
             return 0  # it was appended meanwhile, and is to be read first
         index = partition.index % len(topic.partitions)
         delivery = plan(led.before, topic.topic_id, index, places, max(now_ms, stamp_ms))
-        stamp_ms = max(stamp_ms, places[-1].due_ms, partition.producers.greatest_timestamp)
-        note = note_batch(delivery, led.number, stamp_ms, led.lane)
-        if not await self._append_note(led, delivery, note):
+        if not await self._append_note(led, delivery, stamp_ms):
             return RETRY_MS
         led.late_ms = max(0, now_ms - places[0].due_ms)
         led.batch = _batch_of(led, delivery, records)
@@ -426,11 +424,8 @@ class Delays:
         if stamp_ms is None or not led.is_current:
             return RETRY_MS
         note = give_up(led.before, places, stamp_ms)
-        greatest_ms = led.partition.producers.greatest_timestamp
-        stamp_ms = max(stamp_ms, note.cursor.due_ms, greatest_ms)
-        batch = note_batch(note, led.number, stamp_ms, led.lane)
         led.batch = None
-        if not await self._append_note(led, note, batch):
+        if not await self._append_note(led, note, stamp_ms):
             return RETRY_MS
         name = led.partition.name
         logger.warning(
@@ -451,15 +446,11 @@ class Delays:
         stamp_ms = self._now_ms()
         if stamp_ms is None or not led.is_current:
             return RETRY_MS
-        settled = nothing_after(before)
-        greatest_ms = led.partition.producers.greatest_timestamp
-        stamp_ms = max(stamp_ms, before.cursor.due_ms, greatest_ms)
-        note = note_batch(settled, led.number, stamp_ms, led.lane)
-        return 0 if await self._append_note(led, settled, note) else RETRY_MS
+        return 0 if await self._append_note(led, nothing_after(before), stamp_ms) else RETRY_MS
 
-    async def _append_note(self, led: Led, delivery: Delivery, note: bytearray) -> bool:
+    async def _append_note(self, led: Led, delivery: Delivery, now_ms: int) -> bool:
         """Commit a note; False where that is not known: the log says it, later."""
-        result = led.partition.append_own(note, SEND_TIMEOUT_MS)
+        result = led.partition.append_own(_note_of(led, delivery, now_ms), SEND_TIMEOUT_MS)
         if not isinstance(result, AppendResult):
             result = await self._tasks.wait(result)
         elif result.code is not ErrorCode.NONE and led.is_current:
@@ -544,9 +535,8 @@ class Delays:
         topic = self._target(led.target)
         index = partition.index % len(topic.partitions)
         again = plan(delivery, topic.topic_id, index, places, stamp_ms)
-        stamp_ms = max(stamp_ms, delivery.cursor.due_ms, partition.producers.greatest_timestamp)
         led.batch = None
-        await self._append_note(led, again, note_batch(again, led.number, stamp_ms, led.lane))
+        await self._append_note(led, again, stamp_ms)
         return 0
 
     def _push(self, delivery: Delivery, batch: bytes) -> Promise[ErrorCode]:
@@ -591,6 +581,13 @@ class Delays:
 
 def _bytes_of(span: FileSpan) -> bytes:
     return span.file.pread(span.size, span.position)
+
+
+def _note_of(led: Led, delivery: Delivery, now_ms: int) -> bytearray:
+    """The next note, stamped no earlier than what it settles is due, nor than what the log has."""
+    greatest_ms = led.partition.producers.greatest_timestamp
+    stamp_ms = max(now_ms, delivery.cursor.due_ms, greatest_ms)
+    return note_batch(delivery, led.number, stamp_ms, led.lane)
 
 
 def _batch_of(led: Led, delivery: Delivery, records: list[tuple[Record, int]]) -> bytearray:
