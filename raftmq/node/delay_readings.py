@@ -353,17 +353,18 @@ def _committed_end(partition: Partition) -> Offset:
     return min(replica.high_watermark, replica.log.flushed_end_offset)
 
 
-def _bytes_of(span: FileSpan) -> bytes:
+def bytes_of(span: FileSpan) -> bytes:
+    """A span of a log, read from its file."""
     return span.file.pread(span.size, span.position)
 
 
 def _read(span: FileSpan, start: int, lane: Lane) -> list[Found]:
     """What a span of the log means to a lane."""
-    batches = split_batches(_bytes_of(span))
+    batches = split_batches(bytes_of(span))
     return [found for _, batch in batches for found in read_log(batch, start, lane)]
 
 
 def _rows_in(span: FileSpan, start: int, lane: Lane, committed_ms: int) -> list[Row]:
     """What the records of the first batch of a span ask for, of a transaction that is committed."""
-    _, batch = next(iter(split_batches(_bytes_of(span))))
+    _, batch = next(iter(split_batches(bytes_of(span))))
     return list(rows_of(batch, start, lane, committed_ms))

@@ -49,6 +49,7 @@ from raftmq.node.delay_readings import (
     LaneItem,
     LaneKey,
     LogReader,
+    bytes_of,
     lanes_of,
 )
 from raftmq.node.environment import Tasks
@@ -347,7 +348,7 @@ class Delays:
             spans = await self._reader.spans(partition, offset, 1)
             if not spans:
                 return RETRY_MS / 4
-            data = await self._tasks.in_thread(partial(_bytes_of, spans[0]))
+            data = await self._tasks.in_thread(partial(bytes_of, spans[0]))
             led.before, led.note_offset = read_note(data), offset
             led.number = (known.last_sequence + 1) % SEQUENCE_MODULUS
             led.is_owed, led.batch = bool(led.before.offsets), None
@@ -579,10 +580,6 @@ class Delays:
         return await self._tasks.in_thread(partial(_records_in, wanted))
 
 
-def _bytes_of(span: FileSpan) -> bytes:
-    return span.file.pread(span.size, span.position)
-
-
 def _note_of(led: Led, delivery: Delivery, now_ms: int) -> bytearray:
     """The next note, stamped no earlier than what it settles is due, nor than what the log has."""
     greatest_ms = led.partition.producers.greatest_timestamp
@@ -603,7 +600,7 @@ def _record_in(span: FileSpan, offset: int, position: int) -> tuple[Record, int]
     """One record of the first batch of a span. Of large batches no more is read than has to be:
     records due at the same time stand in as many batches."""
     if position < 0:
-        return record_at(_bytes_of(span), offset)
+        return record_at(bytes_of(span), offset)
     header = parse_header(span.file.pread(HEADER_SIZE, span.position))
     data = span.file.pread(min(RECORD_BYTES, span.size - position), span.position + position)
     size, start = read_varint(data, 0)
