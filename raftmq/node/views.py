@@ -16,7 +16,6 @@ time; what was judged is taken over only into the index for which it was read.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
 from functools import partial
@@ -111,7 +110,7 @@ class Fill(WorkItem):
 
 
 @define(eq=False, slots=True)
-class _Asked:
+class _Asked(WorkItem):
     """A look-up by time that waits for its answer."""
 
     shown: FilteredPartition
@@ -159,8 +158,7 @@ class NodeViews:
         self._rebuilt = RebuiltBatches()
         self._fills: dict[FillKey, Fill] = {}
         self._queue: WorkQueue[Fill] = WorkQueue(tasks, deadlines)
-        self._asked: deque[_Asked] = deque()
-        self._has_asked: Promise[None] = Promise()
+        self._look_ups: WorkQueue[_Asked] = WorkQueue(tasks, deadlines)
         self.judged_bytes = 0
         self.judged_count = 0
         self.matches_count = 0
@@ -298,7 +296,8 @@ class NodeViews:
     async def run(self) -> None:
         """Fill indexes and look up times until cancelled."""
         fills = [partial(self._queue.work, self._turn)] * WORKERS
-        await self._tasks.together([*fills, *[self._answer] * LOOK_UPS])
+        look_ups = [partial(self._look_ups.work, self._answer)] * LOOK_UPS
+        await self._tasks.together([*fills, *look_ups])
 
     async def _turn(self, fill: Fill) -> float | None:
         try:
@@ -478,25 +477,17 @@ class NodeViews:
         asked = _Asked(shown, timestamp, Promise())
         late = OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
         asked.deadline = self._deadlines.after(LOOK_UP_MS, partial(asked.settle, late))
-        self._asked.append(asked)
-        if not self._has_asked.is_done:
-            self._has_asked.resolve(None)
+        self._look_ups.add(asked)
         return asked.promise
 
-    async def _answer(self) -> None:
-        while True:
-            while not self._asked:
-                if self._has_asked.is_done:
-                    self._has_asked = Promise()
-                await self._tasks.wait(self._has_asked)
-            asked = self._asked.popleft()
-            try:
-                result = await self._look_up(asked)
-            except KafkaError as error:
-                result = OffsetResult(error.code)
-            except DiskError:
-                result = OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
-            asked.settle(result)
+    async def _answer(self, asked: _Asked) -> None:
+        try:
+            result = await self._look_up(asked)
+        except KafkaError as error:
+            result = OffsetResult(error.code)
+        except DiskError:
+            result = OffsetResult(ErrorCode.KAFKA_STORAGE_ERROR)
+        asked.settle(result)
 
     async def _look_up(self, asked: _Asked) -> OffsetResult:
         """What is asked for.
