@@ -8,6 +8,7 @@ everywhere in histories.
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -193,6 +194,31 @@ class Crowd(ABC):
     @abstractmethod
     def _run(self, number: int) -> None:
         """Be one of the clients until told to stop."""
+
+
+class Restarting(Crowd):
+    """Clients that now and then begin anew."""
+
+    def __init__(
+        self, around: Around, name: str, count: int, salt: int, life_s: tuple[float, float]
+    ) -> None:
+        """`salt` tells their draws from those of other crowds; a life takes so long."""
+        super().__init__(around, name, count)
+        self._salt = salt
+        self._life_s = life_s
+
+    def _run(self, number: int) -> None:
+        rng = random.Random(self._around.plan.seed * self._salt + number)
+        while not self._around.stop.is_set():
+            self._live(number, time.monotonic() + rng.uniform(*self._life_s))
+
+    @abstractmethod
+    def _live(self, number: int, until: float) -> None:
+        """Be a new client as long as it goes on."""
+
+    def _goes_on(self, until: float) -> bool:
+        """True until that time, unless all are told to stop."""
+        return time.monotonic() < until and not self._around.stop.is_set()
 
 
 def tagged(value: int) -> Headers:

@@ -30,6 +30,7 @@ from jepsen_like.live.workloads.base import (
     Around,
     Crowd,
     Headers,
+    Restarting,
     UnansweredError,
     key_of,
 )
@@ -316,23 +317,16 @@ def _nothing(_offset: int, _error: str) -> None:
     """What became of a record is told by the end of its transaction."""
 
 
-class DueReader(Crowd):
+class DueReader(Restarting):
     """A reader of the target, from its beginning on, that begins anew now and then."""
 
     def __init__(self, around: Around, ledger: Ledger) -> None:
-        super().__init__(around, "due-reader", 1)
+        super().__init__(around, "due-reader", 1, 22, BEGIN_ANEW_S)
         self._ledger = ledger
 
-    def _run(self, number: int) -> None:
-        around = self._around
-        rng = random.Random(around.plan.seed * 22 + number)
-        while not around.stop.is_set():
-            until = time.monotonic() + rng.uniform(*BEGIN_ANEW_S)
-
-            def is_enough(_seen: set[int], _ended: bool, until: float = until) -> bool:
-                return time.monotonic() > until or around.stop.is_set()
-
-            read_due(around, self._ledger, is_enough)
+    def _live(self, number: int, until: float) -> None:
+        del number
+        read_due(self._around, self._ledger, lambda _seen, _ended: not self._goes_on(until))
 
 
 def read_due(around: Around, ledger: Ledger, is_enough: Callable[[set[int], bool], bool]) -> None:

@@ -23,6 +23,7 @@ from jepsen_like.live.workloads.base import (
     FAST_RETRIES,
     Around,
     Crowd,
+    Restarting,
     UnansweredError,
     parts_of,
 )
@@ -63,27 +64,20 @@ KINDS: Final[tuple[tuple[int, Isolation], ...]] = tuple(
 )
 
 
-class TransactionReaders(Crowd):
+class TransactionReaders(Restarting):
     """Consumers of both libraries and both isolation levels."""
 
     def __init__(self, around: Around) -> None:
-        super().__init__(around, "committed-reader", len(KINDS))
+        super().__init__(around, "committed-reader", len(KINDS), 88, BEGIN_ANEW_S)
 
-    def _run(self, number: int) -> None:
-        around = self._around
-        rng = random.Random(around.plan.seed * 88 + number)
-        while not around.stop.is_set():
-            self._live(number, rng.uniform(*BEGIN_ANEW_S))
-
-    def _live(self, number: int, seconds: float) -> None:
+    def _live(self, number: int, until: float) -> None:
         around, recorder = self._around, self._around.recorder
         kind, isolation = KINDS[number]
         process, f = around.process(), _POLLS[isolation]
         reader = READERS[kind](around, FIRST + number, _planted(around, isolation))
-        until = time.monotonic() + seconds
         try:
             reader.assign(dict.fromkeys(around.plan.transactional_keys, 0))
-            while time.monotonic() < until and not around.stop.is_set():
+            while self._goes_on(until):
                 invoked = recorder.invoke(process, f)
                 found, errors = reader.take()
                 around.polled_records += sum(map(len, found.values()))

@@ -9,7 +9,6 @@ the members of a group come and go. `look_back` is the last word: each view up t
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from typing import Final
@@ -19,6 +18,7 @@ from attrs import frozen
 from jepsen_like.live.workloads.base import (
     Around,
     Crowd,
+    Restarting,
     key_of,
     parts_of,
 )
@@ -115,29 +115,22 @@ class Views:
         return ends is not None and _read_to(self._around, ends, deadline)
 
 
-class Readers(Crowd):
+class Readers(Restarting):
     """Consumers of both libraries that assign themselves every partition of the views."""
 
     def __init__(self, around: Around, keys: list[str]) -> None:
-        super().__init__(around, "view-reader", len(KINDS))
+        super().__init__(around, "view-reader", len(KINDS), 55, BEGIN_ANEW_S)
         self._keys = keys
 
-    def _run(self, number: int) -> None:
-        around = self._around
-        rng = random.Random(around.plan.seed * 55 + number)
-        while not around.stop.is_set():
-            self._live(number, rng.uniform(*BEGIN_ANEW_S))
-
-    def _live(self, number: int, seconds: float) -> None:
+    def _live(self, number: int, until: float) -> None:
         around, recorder = self._around, self._around.recorder
         kind, isolation = KINDS[number]
         process = around.process()
         reader = READERS[kind](around, FIRST + number, isolation)
         starts = dict.fromkeys(self._keys, 0)
-        until = time.monotonic() + seconds
         try:
             reader.assign(starts)
-            while time.monotonic() < until and not around.stop.is_set():
+            while self._goes_on(until):
                 invoked = recorder.invoke(process, "poll_view", offsets=starts)
                 starts = {}
                 found, errors = reader.take()
