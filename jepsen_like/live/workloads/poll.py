@@ -69,6 +69,15 @@ def records_of(messages: list[confluent_kafka.Message]) -> tuple[Records, set[st
     return found, errors
 
 
+def ends_in(messages: list[confluent_kafka.Message]) -> dict[str, int]:
+    """Partitions that have no more, and where."""
+    return {
+        key_of(message.topic(), message.partition()): message.offset() or 0
+        for message in messages
+        if is_end(message)
+    }
+
+
 def poll_own(consumer: Consumer, stop: threading.Event) -> tuple[Records, set[str]]:
     """The same of our own client."""
     found: Records = {}
@@ -206,7 +215,7 @@ def read_to_end(around: Around, timeout_s: float) -> bool:
             found, errors = records_of(messages)
             around.polled_records += sum(map(len, found.values()))
             around.recorder.ok(invoked, records=found, error="; ".join(sorted(errors)))
-            missing -= {key_of(m.topic(), m.partition()) for m in messages if is_end(m)}
+            missing -= set(ends_in(messages))
         return not missing
     finally:
         consumer.close()

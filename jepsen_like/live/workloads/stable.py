@@ -38,7 +38,7 @@ from jepsen_like.live.workloads.poll import (
     POLL_S,
     READERS,
     assign,
-    is_end,
+    ends_in,
     new_consumer,
     records_of,
 )
@@ -290,20 +290,12 @@ def _read_to_end(around: Around, isolation: Isolation, timeout_s: float) -> bool
             messages = consumer.consume(POLL_RECORDS_MAX, POLL_S)
             found, errors = records_of(messages)
             ends = {key: rows[-1][0] + 1 for key, rows in found.items()}
-            ends |= {key: end for key, end in _ends(messages).items() if key in missing}
+            reached = ends_in(messages)
+            ends |= {key: end for key, end in reached.items() if key in missing}
             around.recorder.ok(
                 invoked, records=found, offsets=ends, error="; ".join(sorted(errors))
             )
-            missing -= set(_ends(messages))
+            missing -= set(reached)
         return not missing
     finally:
         consumer.close()
-
-
-def _ends(messages: list[confluent_kafka.Message]) -> dict[str, int]:
-    """Partitions that have no more, and where."""
-    return {
-        f"{message.topic()}-{message.partition()}": message.offset() or 0
-        for message in messages
-        if is_end(message)
-    }

@@ -16,6 +16,7 @@ from typing import Final
 from attrs import frozen
 
 from jepsen_like.live.workloads.base import (
+    READ_BACK_S,
     Around,
     Crowd,
     Restarting,
@@ -29,7 +30,7 @@ from jepsen_like.live.workloads.poll import (
     POLL_S,
     READERS,
     assign,
-    is_end,
+    ends_in,
     new_consumer,
     records_of,
 )
@@ -44,7 +45,6 @@ FIRST: Final = 20
 """Numbers of readers; others have those below."""
 BEGIN_ANEW_S: Final = (30.0, 90.0)
 CREATE_S: Final = 60.0
-READ_BACK_S: Final = 120.0
 KINDS: Final[tuple[tuple[int, Isolation], ...]] = ((0, "read_uncommitted"), (1, "read_committed"))
 """By number of the reader: which library, and what it asks for."""
 _ONE_TAG: Final = ("tag = 'red'", ["red"])
@@ -169,11 +169,7 @@ def _read_to(around: Around, ends: dict[str, int], deadline: float) -> bool:
             starts = {}
             messages = consumer.consume(POLL_RECORDS_MAX, POLL_S)
             found, errors = records_of(messages)
-            reached = {
-                key_of(message.topic(), message.partition()): message.offset() or 0
-                for message in messages
-                if is_end(message)
-            }
+            reached = ends_in(messages)
             around.recorder.ok(
                 invoked, records=found, offsets=reached, error="; ".join(sorted(errors))
             )
