@@ -5,7 +5,7 @@ Topics are a set: created, deleted and listed by several processes, and checked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,9 +39,7 @@ async def create_topics(
     kafka = Kafka(world, process)
     missing = list(names)
     while missing:
-        rows = [topic_row(name, count) for name in missing]
-        if rows[0]["name"] == names[0]:
-            rows[0]["configs"] = [{"name": key, "value": value} for key, value in configs]
+        rows = [topic_row(name, count, configs if name == names[0] else ()) for name in missing]
         try:
             answer = await kafka.ask(
                 kafka.any_node(),
@@ -60,10 +58,13 @@ async def create_topics(
     kafka.hang_up()
 
 
-async def create_one(kafka: Kafka, row: dict[str, Any]) -> None:
-    """Create a topic, or a view, asking until it is there."""
-    while not await _is_created(kafka, row):
-        await kafka.pause()
+async def create_in_turn(world: ClusterWorld, process: int, rows: Iterable[dict[str, Any]]) -> None:
+    """Create topics, or views, asking for each until it is there."""
+    kafka = Kafka(world, process)
+    for row in rows:
+        while not await _is_created(kafka, row):
+            await kafka.pause()
+    kafka.hang_up()
 
 
 async def _is_created(kafka: Kafka, row: dict[str, Any]) -> bool:
@@ -81,14 +82,16 @@ async def _is_created(kafka: Kafka, row: dict[str, Any]) -> bool:
     return code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 
 
-def topic_row(name: str, count: int) -> dict[str, Any]:
+def topic_row(
+    name: str, count: int, configs: Iterable[tuple[str, str]] = (), *, replicas: int = 3
+) -> dict[str, Any]:
     """A topic as CreateTopics wants it."""
     return {
         "name": name,
         "num_partitions": count,
-        "replication_factor": 3,
+        "replication_factor": replicas,
         "assignments": [],
-        "configs": [],
+        "configs": [{"name": key, "value": value} for key, value in configs],
     }
 
 

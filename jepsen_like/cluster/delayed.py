@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from jepsen_like.cluster.admins import create_one, topic_row
+from jepsen_like.cluster.admins import create_in_turn, topic_row
 from jepsen_like.cluster.fetch_session import FETCH_BYTES, WAIT_MS
 from jepsen_like.cluster.kafka import VERSIONS, Kafka, Lost
 from jepsen_like.cluster.tasks import until
@@ -142,12 +142,9 @@ def timed(
 
 async def create_delay_topics(world: ClusterWorld, process: int) -> None:
     """Create the targets, and then the topic that delivers to them."""
-    kafka = Kafka(world, process)
-    for name, configs in ((TARGET, KEPT), (DEAD, KEPT), (LATER, CONFIGS)):
-        row = topic_row(name, PARTITIONS)
-        row["configs"] = [{"name": key, "value": value} for key, value in configs.items()]
-        await create_one(kafka, row)
-    kafka.hang_up()
+    wanted = ((TARGET, KEPT), (DEAD, KEPT), (LATER, CONFIGS))
+    rows = [topic_row(name, PARTITIONS, configs.items()) for name, configs in wanted]
+    await create_in_turn(world, process, rows)
 
 
 class DelayedProducer:

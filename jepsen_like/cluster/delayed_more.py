@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
-from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, create_one, topic_row
+from jepsen_like.cluster.admins import ADMIN_TIMEOUT_MS, create_in_turn, topic_row
 from jepsen_like.cluster.delayed import (
     ATTEMPTS,
     CONFIGS,
@@ -122,12 +122,12 @@ class Parting(Ledger):
 
 async def create_parting_topics(world: ClusterWorld, process: int) -> None:
     """Create the target that will go, the dead topic, and the retry topic."""
-    kafka = Kafka(world, process)
-    for name, configs in ((GONE, {}), (GONE_DEAD, KEPT), (GONE_LATER, GONE_CONFIGS)):
-        row = topic_row(name, 1)
-        row["configs"] = [{"name": key, "value": value} for key, value in configs.items()]
-        await create_one(kafka, row)
-    kafka.hang_up()
+    rows = [
+        topic_row(GONE, 1),
+        topic_row(GONE_DEAD, 1, KEPT.items()),
+        topic_row(GONE_LATER, 1, GONE_CONFIGS.items()),
+    ]
+    await create_in_turn(world, process, rows)
 
 
 async def delete_target(world: ClusterWorld, process: int, ledger: Parting) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field, frozen
 
-from jepsen_like.cluster.admins import create_one, topic_row
+from jepsen_like.cluster.admins import create_in_turn, topic_row
 from jepsen_like.cluster.committed_fetch import committed_rows
 from jepsen_like.cluster.fetch_session import FETCH_BYTES, WAIT_MS
 from jepsen_like.cluster.kafka import STALE_LEADER, VERSIONS, Kafka, Lost
@@ -74,16 +74,11 @@ def views_of(world: ClusterWorld) -> list[tuple[ViewOf, int]]:
 
 async def create_views(world: ClusterWorld, process: int) -> None:
     """Create them as any client does."""
-    kafka = Kafka(world, process)
+    rows = []
     for view, _ in views_of(world):
-        row = topic_row(view.name, -1)
-        row["replication_factor"] = -1
-        row["configs"] = [
-            {"name": "raftmq.view.of", "value": view.base},
-            {"name": "raftmq.view.where", "value": view.where},
-        ]
-        await create_one(kafka, row)
-    kafka.hang_up()
+        configs = {"raftmq.view.of": view.base, "raftmq.view.where": view.where}
+        rows.append(topic_row(view.name, -1, configs.items(), replicas=-1))
+    await create_in_turn(world, process, rows)
 
 
 @define(eq=False)
