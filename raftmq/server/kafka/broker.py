@@ -404,9 +404,7 @@ class Broker:
 
     def current_leader(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
         """As `leader_of`, for a topic as a request names it."""
-        topic = self.find_topic(name, topic_id)
-        if topic is None and (view := self.views.find(name, topic_id)) is not None:
-            topic = view.topic
+        topic = self.find_base(name, topic_id)
         return NO_LEADER if topic is None else self.leader_of(topic, index)
 
     def leader_hint(self, name: str | None, topic_id: UUID | None, index: int) -> CurrentLeader:
