@@ -404,18 +404,16 @@ class FilteredPartition(Partition):
                 continue
             run_end = Offset(row.last_match + 1)
             first, away = row, None
-            while True:
-                try:
-                    row = self._next(index, run_end, limit, may_wait)
-                except AwayError as error:
-                    away = error
-                    break
-                if row is None:
-                    break
-                if row.kind is Kind.MIXED or row.base_offset != run_end or found.rows >= ROWS_MAX:
-                    break
-                found.rows += 1
-                run_end = Offset(row.last_match + 1)
+            try:
+                while (row := self._next(index, run_end, limit, may_wait)) is not None:
+                    if row.kind is Kind.MIXED or row.base_offset != run_end:
+                        break
+                    if found.rows >= ROWS_MAX:
+                        break
+                    found.rows += 1
+                    run_end = Offset(row.last_match + 1)
+            except AwayError as error:
+                away = error
             if not self._add_whole(first.base_offset, run_end, found):
                 return
             if away is not None:
