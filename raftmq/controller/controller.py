@@ -531,8 +531,7 @@ class Controller:
     def _news_of(self, key: tuple[TopicId, int]) -> MembersReport | None:
         """What the newest row of a partition says of its members, if the image does not."""
         image = self._engine.image
-        topic = image.topic_by_id(key[0])
-        known = None if topic is None else topic.partition(key[1])
+        known = image.partition_by_id(*key)
         if known is None:
             return None
         row = self._leaders.of(key[0], known)

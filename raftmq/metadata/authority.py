@@ -160,8 +160,7 @@ def _partitions(command: Any) -> Iterable[tuple[TopicId, int]]:
 def _is_holder(image: MetadataImage, node_id: NodeId, topic_id: TopicId, number: int) -> bool:
     """True for a node that may be a member of the partition's group, whatever moves: its leader is
     one. Also where there is no such partition (any more): nothing comes of that."""
-    topic = image.topic_by_id(topic_id)
-    found = None if topic is None else topic.partition(number)
+    found = image.partition_by_id(topic_id, number)
     if found is None:
         return True
     first = (voter.node_id for voter in found.first_voters)
@@ -180,8 +179,7 @@ def _coordinates(image: MetadataImage, sender: NodeId, command: Any) -> bool:
 def _reorders(image: MetadataImage, _sender: NodeId, command: Any) -> bool:
     if image.level >= LEVEL_OF_ASKERS:
         return False
-    topic = image.topic_by_id(command.topic_id)
-    found = None if topic is None else topic.partition(command.partition)
+    found = image.partition_by_id(command.topic_id, command.partition)
     return found is None or sorted(found.replicas) == sorted(command.replicas)
 
 

@@ -471,6 +471,11 @@ class MetadataImage:
         topic = self.topics.get(topic_partition.topic)
         return None if topic is None else topic.partition(topic_partition.partition)
 
+    def partition_by_id(self, topic_id: TopicId, number: int) -> PartitionImage | None:
+        """The partition of that number of a topic by its id or alias, None when there is none."""
+        topic = self.topic_by_id(topic_id)
+        return None if topic is None else topic.partition(number)
+
     def view_of(self, topic_id: TopicId) -> ViewImage | None:
         """The view over the retired partitions of a topic, None when there is none."""
         views = (view for view in self.views.values() if not view.condition)

@@ -333,8 +333,7 @@ class LeaderTransactions:
         reports, self._ended = self._ended, {}
         image = self._engine.image
         for key, ended in reports.items():
-            topic = image.topic_by_id(key[0])
-            partition = None if topic is None else topic.partition(key[1])
+            partition = image.partition_by_id(*key)
             if partition is None:
                 continue  # deleted meanwhile: it owes nothing
             row = ReportMarkers(
