@@ -686,7 +686,7 @@ def _with_moves(image: MetadataImage, snapshot: _Snapshot4) -> MetadataImage:
         for n, storages in snapshot.removed
     )
     # From the rows: by number alone, orders of two lives of one number would be one.
-    orders = [_read_removal(row)[1] for row in snapshot.removals]
+    orders = [_read_removal(row) for row in snapshot.removals]
     return evolve(
         image,
         topics=topics,
@@ -754,6 +754,7 @@ def _with_known(image: MetadataImage, snapshot: _Snapshot9) -> MetadataImage:
 
 def _image(snapshot: _Snapshot) -> MetadataImage:
     topics = [_read_topic(row) for row in snapshot.topics]
+    orders = [_read_removal(row) for row in snapshot.removals]
     return MetadataImage(
         version=snapshot.version,
         structure_version=snapshot.structure_version,
@@ -762,7 +763,8 @@ def _image(snapshot: _Snapshot) -> MetadataImage:
         topic_names=Map((topic.topic_id, topic.name) for topic in topics),
         brokers=Map((NodeId(row[0]), _read_broker(row)) for row in snapshot.brokers),
         configs=Map(((kind, name), Map(values)) for kind, name, values in snapshot.configs),
-        removals=Map(_read_removal(row) for row in snapshot.removals),
+        # By topic and number alone, as below LEVEL_OF_MOVES; `_with_moves` names groups.
+        removals=Map((order.group._replace(creation_epoch=-1), order) for order in orders),
         replacements=Map(
             (NodeId(old), ReplacementImage(NodeId(old), NodeId(new), is_done))
             for old, new, is_done in snapshot.replacements
@@ -822,10 +824,9 @@ def _removal_order(item: tuple[RaftGroupId, RemovalImage]) -> tuple[int, int, in
     return topic_id.int, partition, epoch  # UUIDs compare in Python, integers do not
 
 
-def _read_removal(row: _RemovalRow) -> tuple[RaftGroupId, RemovalImage]:
-    """By topic and number alone, as below LEVEL_OF_MOVES; `_with_moves` names groups."""
+def _read_removal(row: _RemovalRow) -> RemovalImage:
     group = RaftGroupId(row.topic_id, row.partition, row.creation_epoch)
-    return group._replace(creation_epoch=-1), RemovalImage(row.topic, group, _nodes(row.nodes))
+    return RemovalImage(row.topic, group, _nodes(row.nodes))
 
 
 def _sorted_dict(values: Mapping[str, str]) -> dict[str, str]:
