@@ -7,7 +7,7 @@ Drawn by Hypothesis: whoever reads by number must never be led back, whatever wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 from attrs import define, evolve, field
@@ -208,13 +208,16 @@ STEPS: Final[st.SearchStrategy[list[Step]]] = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps=STEPS)
-def test_numbers_never_go_back_and_seals_are_final(steps: list[Step]) -> None:
-    world = World()
+def play(world: World, steps: Iterable[Step]) -> None:
     for action, one, other in steps:
         action(world, one, other)
         world.judge()
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_numbers_never_go_back_and_seals_are_final(steps: list[Step]) -> None:
+    play(World(), steps)
 
 
 def test_the_model_gets_everywhere() -> None:
@@ -238,9 +241,7 @@ def test_the_model_gets_everywhere() -> None:
         (World.shrink, 2, 1),
         (World.grow, 0, 0),
     )
-    for action, one, other in steps:
-        action(world, one, other)
-        world.judge()
+    play(world, steps)
     assert world.machine.states() == ["active"] * 3 + ["closing"] * 4
     assert world.machine.part(5).after_epoch > 0, "it was gone"
     assert world.logs[4, world.machine.part(4).creation_epoch].end == 3
@@ -263,9 +264,7 @@ def test_the_model_gets_to_the_second_life_of_a_number() -> None:
             (World.grow, 0, 0),
             (World.look, 0, 0),
         )
-        for action, one, other in steps:
-            action(world, one, other)
-            world.judge()
+        play(world, steps)
     assert len([key for key in world.logs if key[0] == 5]) == 3
     assert world.machine.part(5).begins_at == 6
 
