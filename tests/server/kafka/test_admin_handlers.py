@@ -19,6 +19,7 @@ from raftmq.controller.control_plane import (
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError
 from raftmq.metadata.broker_messages import (
     AlterConfigsCall,
+    Asker,
     CreatePartitionsCall,
     CreateTopicsCall,
     DeleteTopicsCall,
@@ -27,6 +28,7 @@ from raftmq.metadata.broker_messages import (
     NewTopic,
     Outcome,
     UpdateFeaturesCall,
+    Way,
 )
 from raftmq.metadata.features import SUPPORTED
 from raftmq.metadata.image import RAFTMQ_LEVEL
@@ -138,6 +140,8 @@ def test_delete_topics_by_name() -> None:
         world, Outcome(name="a"), Outcome(name="b", code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     )
     assert call == DeleteTopicsCall(names=("a", "b"), timeout_ms=9)
+    client = Asker(Way.CLIENT, "User:ANONYMOUS", "10.0.0.9", "PLAINTEXT", "client")
+    assert world.controller.askers == [client], "the controller judges the client, not this node"
     answer = world.read(ApiKey.DELETE_TOPICS, 4, slot)
     assert [(row.name, row.error_code) for row in answer.responses] == [
         ("a", 0),
