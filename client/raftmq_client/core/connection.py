@@ -210,7 +210,6 @@ class ConnectionCore:
         self.is_closed = False
         self.error: ClientError | None = None
         self._renew_at = self._hold_at = _NEVER
-        self._is_renewing = False
         self._is_held = False  # calls wait until the broker knows the client again
         self._token: str | None = None  # fetched, to be shown once nothing is in flight
         self._errand: Errand | None = None  # for the driver to take
@@ -460,8 +459,7 @@ class ConnectionCore:
         sasl = self._sasl
         assert sasl is not None
         if token is None and self.versions is not None and now < self._hold_at:
-            self._is_renewing = False  # tried again, as long as the session lasts
-            self._renew_at = now + RENEW_MS_MIN
+            self._renew_at = now + RENEW_MS_MIN  # tried again, as long as the session lasts
             return
         if token is None:
             reason = f"{sasl.mechanism}: no token: {error}"
@@ -477,7 +475,7 @@ class ConnectionCore:
             self._go_on_renewing(now)
 
     def _session_begins(self, lifetime_ms: int, now: float) -> None:
-        self._is_renewing = self._is_held = False
+        self._is_held = False
         self._renew_at = self._hold_at = _NEVER
         if lifetime_ms > 0:
             self._renew_at = now + max(RENEW_MS_MIN, RENEW_SHARE * lifetime_ms)
@@ -486,8 +484,7 @@ class ConnectionCore:
     def _must_wait(self, now: float) -> bool:
         """True when a call is to wait for the next authentication, which begins here when it is
         due: a connection that nobody uses does not need one."""
-        if now >= self._renew_at and not self._is_renewing:
-            self._is_renewing = True
+        if now >= self._renew_at and not (self._is_held or self._errand_deadline < _NEVER):
             if isinstance(self._sasl, OAuthBearer):
                 self._errand = self._sasl.prepare
                 self._errand_deadline = now + ERRAND_MS_MAX
