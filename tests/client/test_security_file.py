@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import pickle
 import ssl
-import threading
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import parse_qs, unquote_plus
 
@@ -15,43 +14,9 @@ import trustme
 
 from raftmq_client import AuthenticationError, Plain, Scram, UsageError
 from raftmq_client.security_file import ClientAccess, SecurityFile, read_security_file
+from tests.runtime.test_token_keys import Server
 
 SECRET = "pass:w0rd = not; shown"
-
-
-class TokenServer:
-    """Gives tokens; remembers what it was shown and asked. A context manager."""
-
-    def __init__(self) -> None:
-        self.code, self.body = 200, b'{"access_token": "a.token", "expires_in": 300}'
-        self.asked: list[tuple[str, str]] = []
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                outer.asked.append((self.headers["Authorization"], form))
-                self.send_response(outer.code)
-                if outer.code == 302:
-                    self.send_header("Location", f"http://127.0.0.1:{outer.port}/elsewhere")
-                self.end_headers()
-                self.wfile.write(outer.body)
-
-            def log_message(self, *_args: object) -> None:
-                pass
-
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-
-    def __enter__(self) -> TokenServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> Path:
@@ -188,7 +153,9 @@ def test_tokens_come_from_a_file_that_is_read_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["librdkafka", "java", "java 4.1"])
 def test_tokens_come_from_a_server_for_a_secret(tmp_path: Path, words: str) -> None:
-    with TokenServer() as server:
+    with closing(Server()) as server:
+        server.body = b'{"access_token": "a.token", "expires_in": 300}'
+        server.headers = {"Location": f"http://127.0.0.1:{server.port}/elsewhere"}
         said = {
             "librdkafka": "sasl.oauthbearer.method=OIDC\nsasl.oauthbearer.client.id=a b\n"
             f"sasl.oauthbearer.client.secret={SECRET}\nsasl.oauthbearer.scope=kafka\n"
@@ -211,7 +178,7 @@ def test_tokens_come_from_a_server_for_a_secret(tmp_path: Path, words: str) -> N
         assert tokens is not None
         assert tokens.extensions == {"logicalCluster": "x", "pool": "y"}
         assert tokens.fetch() == "a.token"
-        shown, form = server.asked[0]
+        shown, form = server.told[0]
         name, secret = base64.b64decode(shown.removeprefix("Basic ")).decode().split(":")
         assert (unquote_plus(name), unquote_plus(secret)) == ("a b", SECRET)
         assert parse_qs(form) == {"grant_type": ["client_credentials"], "scope": ["kafka"]}

@@ -28,11 +28,12 @@ class Clock:
 
 
 class Server:
-    """Answers each request with what is set."""
+    """Answers each request with what is set; remembers what it was told, and by whom."""
 
     def __init__(self, context: Any = None) -> None:
         self.code, self.body, self.headers = 200, b"", {}
         self.asked = 0
+        self.told: list[tuple[str, str]] = []
         self.is_asked, self.hold = threading.Event(), threading.Event()
         self.hold.set()
         outer = self
@@ -48,6 +49,11 @@ class Server:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(outer.body)
+
+            def do_POST(self) -> None:
+                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                outer.told.append((self.headers["Authorization"], form))
+                self.do_GET()
 
             def log_message(self, *_args: object) -> None:
                 pass
