@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.test_spread import run_tests
 
 CONFTEST = "from tests.second_try import *\n"
 TESTS = """
@@ -78,16 +77,7 @@ def test_a_failed_live_test_runs_twice_and_others_once(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    live: as ours\n")
-    words = ["-q", "-p", "no:cacheprovider", "-p", "no:trio", "test_it.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_tests(tmp_path, "-q", "test_it.py")
     assert done.returncode == 1, done.stdout + done.stderr
     *_, last = done.stdout.splitlines()
     assert last.startswith("3 failed, 6 passed, 4 rerun in "), done.stdout

@@ -69,9 +69,14 @@ def test_what_ends_a_process_is_run_once(tmp_path: Path) -> None:
 
 def run_spread(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
     """Run the tests of a folder in so many processes."""
-    words = ["-p", "no:cacheprovider", "-p", "no:trio", "-n", str(processes), "--dist", "loadscope"]
+    return run_tests(folder, "-n", str(processes), "--dist", "loadscope")
+
+
+def run_tests(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a folder in a pytest of their own."""
+    plain = ["-p", "no:cacheprovider", "-p", "no:trio"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
+        [sys.executable, "-m", "pytest", *plain, *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
