@@ -39,7 +39,6 @@ WANTED: Final = {
 """By the view, at most so much of what reading everything takes."""
 STATISTICS_MS: Final = 200
 FILL_S: Final = 1_800.0
-PRODUCE_S: Final = 60.0
 SILENT_S: Final = 60.0
 
 

@@ -77,7 +77,6 @@ class Delayed:
     due_ms: float
     margin_ms: float
     is_acked: bool = False
-    acked_ms: float = 0.0
     is_called_back: bool = False
     """Somebody asked to cancel or replace it."""
     away_ms: float = -1.0
@@ -174,7 +173,7 @@ class DelayedProducer:
             if code == ErrorCode.NONE:
                 world.counts.acked += 1
                 for row in made:
-                    row.is_acked, row.acked_ms = True, world.now_ms
+                    row.is_acked = True
                 for row in called_back:
                     row.away_ms = world.now_ms if row.away_ms < 0 else row.away_ms
             elif code == ErrorCode.INVALID_RECORD:

@@ -89,7 +89,7 @@ class DelayedTransactor(TransactionalProducer):
             if row is None:
                 continue  # it was not sent
             if how == "ok":
-                row.is_acked, row.acked_ms = True, self._world.now_ms
+                row.is_acked = True
             row.is_aborted = how == "fail"
             if row.is_aborted and row.offset >= 0:
                 told = f"{value} at {row.offset}, which was aborted"
