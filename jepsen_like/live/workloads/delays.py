@@ -21,11 +21,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import confluent_kafka
 from attrs import define, field
 
 from jepsen_like.history_events import OFFSET_UNKNOWN, Event, Value
-from jepsen_like.live.workloads.append import number_in
 from jepsen_like.live.workloads.base import (
     Around,
     Crowd,
@@ -35,7 +33,14 @@ from jepsen_like.live.workloads.base import (
     key_of,
 )
 from jepsen_like.live.workloads.members import ANSWER_S
-from jepsen_like.live.workloads.poll import POLL_RECORDS_MAX, POLL_S, is_end, new_consumer
+from jepsen_like.live.workloads.poll import (
+    POLL_RECORDS_MAX,
+    POLL_S,
+    assign,
+    ends_in,
+    new_consumer,
+    records_of,
+)
 from jepsen_like.live.workloads.senders import LIBRDKAFKA, Librdkafka, OwnClient, Sender
 from jepsen_like.live.workloads.transactors import (
     DoomedError,
@@ -339,29 +344,24 @@ def read_due(around: Around, ledger: Ledger, is_enough: Callable[[set[int], bool
         "due",
         **{"enable.partition.eof": True, "fetch.wait.max.ms": 50},
     )
-    ended: set[int | None] = set()
+    ended: set[str] = set()
     seen: set[int] = set()
     try:
-        places = [confluent_kafka.TopicPartition(target, n, 0) for n in range(partitions)]
-        consumer.assign(places)
+        assign(consumer, {key_of(target, number): 0 for number in range(partitions)})
         while not is_enough(seen, len(ended) == partitions):
             invoked = around.recorder.invoke(process, "poll_due")
             messages = consumer.consume(POLL_RECORDS_MAX, POLL_S)
-            found: dict[str, list[tuple[int, Value]]] = {}
+            found, errors = records_of(messages)
             stamps: dict[str, list[int]] = {}
             for message in messages:
-                if is_end(message):
-                    ended.add(message.partition())
-                elif message.error() is None:
-                    data, offset = message.value(), message.offset()
-                    assert isinstance(data, bytes)
-                    assert offset is not None
-                    key, value = key_of(message.topic(), message.partition()), number_in(data)
-                    found.setdefault(key, []).append((offset, value))
+                if message.error() is None:
+                    key = key_of(message.topic(), message.partition())
                     stamps.setdefault(key, []).append(ledger.run_ns(message.timestamp()[1]))
-                    seen.add(value)
+            ended.update(ends_in(messages))
+            seen.update(int(value) for rows in found.values() for _, value in rows)
             around.polled_records += sum(map(len, found.values()))
-            around.recorder.ok(invoked, records=found, stamps=stamps)
+            error = "; ".join(sorted(errors))
+            around.recorder.ok(invoked, records=found, stamps=stamps, error=error)
     finally:
         consumer.close()
 
