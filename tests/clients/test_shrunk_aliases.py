@@ -304,7 +304,7 @@ def test_keyed_records_through_restarts_and_other_leaders(cluster: Cluster) -> N
         one.is_over()
         load.stop()
         near.take(["t"], sum(ends(cluster, ()).values()))
-    check_told(load, [one], hashes_anew=True, is_disturbed=True)
+    check_told(load, [one], hashes_anew=True, has_new_leaders=True)
     assert not near.twice
     check_read(load, near.read)
 

@@ -166,11 +166,11 @@ class Shrink:
         self.over = self._load.sent
 
     def check(
-        self, homes: dict[str, int], *, hashes_anew: bool, is_disturbed: bool = False
+        self, homes: dict[str, int], *, hashes_anew: bool, has_new_leaders: bool = False
     ) -> list[int]:
         """Where records went whose keys belong to retired partitions; those that failed. Where
-        nodes were killed meanwhile, what is placed there while the numbers open again may run out
-        of time too."""
+        leaders changed too, what is placed there behind a record that was given up is refused for
+        as long as that might come again: a minute, and records have `TIMEOUT_MS` here."""
         told = self._load.told
         sent = [n for n in range(self.first, self.end) if homes[key_of(n)] in RETIRED]
         kept = [n for n in sent if told[n].partition in RETIRED]
@@ -178,13 +178,13 @@ class Shrink:
         assert bool(moved) is hashes_anew, f"{len(kept)} kept, {len(moved)} moved"
         if moved:
             assert max(kept, default=-1) < moved[0], "once it has asked it knows them no more"
-        until = self.end if hashes_anew and not is_disturbed else self.over
+        until = self.end if hashes_anew and not has_new_leaders else self.over
         failed = [n for n in range(self.first, until) if told[n].error]
         return [n for n in failed if told[n].partition in RETIRED]
 
 
 def check_told(
-    load: KeyedLoad, shrinks: list[Shrink], *, hashes_anew: bool, is_disturbed: bool = False
+    load: KeyedLoad, shrinks: list[Shrink], *, hashes_anew: bool, has_new_leaders: bool = False
 ) -> None:
     """Nothing was told of twice, and nothing failed but what was placed on a retired partition."""
     assert not load.twice
@@ -194,7 +194,7 @@ def check_told(
     failed = {
         n
         for one in shrinks
-        for n in one.check(homes, hashes_anew=hashes_anew, is_disturbed=is_disturbed)
+        for n in one.check(homes, hashes_anew=hashes_anew, has_new_leaders=has_new_leaders)
     }
     since = shrinks[0].first
     broken = {n for n, told in load.told.items() if told.error == BREAKER and n >= since}
