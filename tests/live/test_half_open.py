@@ -29,10 +29,10 @@ from attrs import define, field
 from benchmarks import stats
 from jepsen_like.live.cluster import free_ports
 from raftmq.cli.console import out
-from tests.live.certificates import CA_FILE, write_certificate
 from tests.live.harness import Cluster
 from tests.live.load import create_topic, leaders
 from tests.live.test_peer_secret import FIRST, give_secret
+from tests.server.kafka.tls_clients import write_files
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.soak]
 
@@ -155,17 +155,17 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("half-open")
-    shown = write_certificate(folder)
+    files = write_files(folder)
     cluster = Cluster(folder, settings={"peer_tls": "required"})
     ports = dict(zip(cluster.nodes, free_ports(len(cluster.nodes)), strict=True))
     for node in cluster.nodes.values():
         give_secret(node, folder, FIRST)
         node.environment["RAFTMQ_CLIENT_LISTENER"] = node.address
-        table = {"address": f"127.0.0.1:{ports[node.node_id]}", "protocol": "SSL", **shown}
+        table = {"address": f"127.0.0.1:{ports[node.node_id]}", "protocol": "SSL", **files.keys}
         node.environment["RAFTMQ_LISTENERS"] = json.dumps({"SECURE": table})
     with cluster:
         create_topic(cluster.bootstrap, "t", 3, min_insync_replicas="2")
-        yield Secured(cluster, str(folder / CA_FILE), ports)
+        yield Secured(cluster, str(files.ca), ports)
 
 
 @pytest.mark.parametrize("port", ["client", "peer"])

@@ -24,8 +24,8 @@ from confluent_kafka.admin import (
 
 from jepsen_like.live.cluster import free_ports
 from tests.clients.programs import kafka_command
-from tests.live.certificates import CA_FILE, write_certificate
 from tests.live.harness import Cluster, wait_until
+from tests.server.kafka.tls_clients import write_files
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -62,7 +62,7 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    shown = write_certificate(folder)
+    files = write_files(folder)
     settings = {
         "authorizer": "acl",
         "super_users": ["User:ANONYMOUS", "User:admin"],
@@ -74,13 +74,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "HIDDEN": {
             "address": f"127.0.0.1:{ports['HIDDEN']}",
             "protocol": "SASL_SSL",
-            **shown,
+            **files.keys,
         },
         "OPEN": {"address": f"127.0.0.1:{ports['OPEN']}", "protocol": "SASL_PLAINTEXT"},
     }
     cluster[1].environment["RAFTMQ_LISTENERS"] = json.dumps(tables)
     with cluster:
-        found = Secured(cluster, ports, str(folder / CA_FILE))
+        found = Secured(cluster, ports, str(files.ca))
         for user, password in PASSWORDS.items():
             file = folder / f"{user}.txt"
             file.write_text(password)

@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from jepsen_like.live.cluster import free_ports
-from tests.live.certificates import write_certificate
 from tests.live.harness import Cluster, need, run_command
+from tests.server.kafka.tls_clients import write_files
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -66,7 +66,7 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
-    shown = write_certificate(folder)
+    files = write_files(folder)
     secrets = {
         "token": f"{TOKEN}\n".encode(),
         "first.txt": f"admin:{PASSWORD}\n".encode(),
@@ -86,7 +86,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     table = {
         "address": f"127.0.0.1:{port}",
         "protocol": "SASL_SSL",
-        **shown,
+        **files.keys,
     }
     cluster[1].environment["RAFTMQ_LISTENERS"] = json.dumps({"CLIENTS": table})
     with cluster:

@@ -43,6 +43,11 @@ class Files:
     key: Path
     ca: Path
 
+    @property
+    def keys(self) -> dict[str, str]:
+        """Of the table of a listener that shows the certificate."""
+        return {"certificate_file": str(self.certificate), "key_file": str(self.key)}
+
     def listener(self, client_certificates: str = "off", **fields: Any) -> ClientListener:
         has_ca = client_certificates != "off"
         return ClientListener(
