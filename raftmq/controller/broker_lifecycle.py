@@ -160,6 +160,8 @@ class BrokerLifecycle:
         """Records are refused here until space is free; said by the node."""
         self.has_stuck_disk = False
         """A flush has not come back for long; said by the node."""
+        self.is_reading_delays = False
+        """What is pending in its delay partitions is not all read yet; said by the node."""
         self._drained: Promise[None] | None = None
         self._register_at_ms = 0.0
         self._join_at_ms = 0.0
@@ -419,6 +421,7 @@ class BrokerLifecycle:
             self.is_draining,
             self.disk_fails_producers,
             self._info.replicas_max,
+            self.is_reading_delays,
         )
         self._forwarder.send(controller, encode(beat), is_beat=True).when_done(
             lambda promise: self._heartbeat_done(beat_round, promise)

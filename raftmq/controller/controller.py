@@ -110,6 +110,7 @@ class Heard:
     heard_ms: float
     applied_version: int = -1
     is_unfit: bool = False
+    is_reading_delays: bool = False
     lost_ms: float | None = None
     """When its connection ended, unless it was heard since."""
 
@@ -137,6 +138,7 @@ class Liveness:
         now_ms: float,
         *,
         is_unfit: bool = False,
+        is_reading_delays: bool = False,
         replicas_max: int = 0,
     ) -> None:
         """A heartbeat came."""
@@ -148,6 +150,7 @@ class Liveness:
         known.heard_ms = now_ms
         known.lost_ms = None
         known.is_unfit = is_unfit
+        known.is_reading_delays = is_reading_delays
         known.applied_version = max(known.applied_version, applied_version)
 
     def lost(self, node_id: NodeId, now_ms: float) -> None:
@@ -198,6 +201,10 @@ class Liveness:
     def unfit(self) -> set[NodeId]:
         """The brokers whose last heartbeat said that they should not lead."""
         return {node_id for node_id, known in self._heard.items() if known.is_unfit}
+
+    def reading_delays(self) -> set[NodeId]:
+        """The brokers that have still to read what is pending in their delay partitions."""
+        return {node_id for node_id, known in self._heard.items() if known.is_reading_delays}
 
 
 def refused(name: str, error: KafkaError) -> Outcome:
@@ -416,6 +423,7 @@ class Controller:
             beat.applied_version,
             now_ms,
             is_unfit=beat.is_unfit,
+            is_reading_delays=beat.is_reading_delays,
             replicas_max=beat.replicas_max,
         )
         if beat.is_draining:
@@ -595,7 +603,10 @@ class Controller:
             image, self._node_id, self.config.static, "auto.leader.rebalance.enable"
         )
         if enabled is not None and enabled.lower() == "true":
-            moves += self._balance.due(image, self._leaders, now_ms, unfit=unfit)
+            reading = self._liveness.reading_delays()
+            moves += self._balance.due(
+                image, self._leaders, now_ms, unfit=unfit, reading_delays=reading
+            )
         for move in moves:
             self._move_leadership(move.topic_id, move.partition, move.to)
 

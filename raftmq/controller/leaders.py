@@ -33,6 +33,7 @@ from raftmq.foreign import (
 )
 from raftmq.metadata.broker_messages import Outcome, Outcomes, PreferLeaderCall
 from raftmq.metadata.commands import ReassignPartition
+from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.metadata.image import MetadataImage, PartitionImage
 from raftmq.promise import Promise
 from raftmq.types import Buffer, LeaderEpoch, NodeId, ReplicaId, TopicId
@@ -349,6 +350,8 @@ class LeaderBalance:
     only after both it and the preferred broker have been stable for a while (a broker that hands
     over in order to leave gets nothing back meanwhile), only to a replica in the reported ISR
     whose broker is fit to lead, a few at a time, and the same one not again before a cool-down.
+    A delay partition is not given to a broker that has still to read what is pending there: its
+    records would wait for that.
     One that was lost again soon after it was moved waits twice as long each time: whatever made
     the broker lose it may go on, and each move interrupts producers. Pure but for what it
     remembers of earlier calls.
@@ -359,7 +362,8 @@ class LeaderBalance:
         self._led_since: dict[Key, tuple[int, float]] = {}
         self._moved: dict[Key, _Moved] = {}
         self._balanced: tuple[object, ...] = ()
-        """Versions of image and leaders, and who was unfit, when nothing was to be moved."""
+        """Versions of image and leaders, and which brokers were unfit or reading, when nothing was
+        to be moved."""
 
     def due(
         self,
@@ -368,9 +372,11 @@ class LeaderBalance:
         now_ms: float,
         *,
         unfit: Set[NodeId] = frozenset(),
+        reading_delays: Set[NodeId] = frozenset(),
     ) -> list[Move]:
-        """The moves to make now; `unfit` brokers are given nothing."""
-        seen = image.structure_version, leaders.version, sorted(unfit)
+        """The moves to make now; `unfit` brokers are given nothing, those that are
+        `reading_delays` no delay partitions."""
+        seen = image.structure_version, leaders.version, sorted(unfit), sorted(reading_delays)
         if seen == self._balanced:
             return []  # nothing has changed: a thousand partitions cost nothing here
         self._balanced = seen
@@ -384,6 +390,7 @@ class LeaderBalance:
         moves: list[Move] = []
         led_since: dict[Key, tuple[int, float]] = {}
         for topic in image.topics_by_id():
+            unready = reading_delays if topic.configs.get(DELIVERS_TO) else frozenset[NodeId]()
             for partition in topic.held:
                 row = leaders.of(topic.topic_id, partition)
                 if row is None:
@@ -402,6 +409,7 @@ class LeaderBalance:
                 is_due = (
                     preferred in row.isr
                     and preferred in live
+                    and preferred not in unready
                     and now_ms - known[1] >= QUIET_MS
                     and now_ms - self._live_since[preferred][1] >= QUIET_MS
                     and (moved is None or now_ms >= moved.until_ms)

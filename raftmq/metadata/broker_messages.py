@@ -61,7 +61,8 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
     `is_unfit`: records cannot become durable there, so others should lead. An older node does not
     say so, and counts as fit. `replicas_max`: how many partition replicas it has descriptors for;
-    where it is 0, from an older node, the controller assumes its own number.
+    where it is 0, from an older node, the controller assumes its own number. `is_reading_delays`:
+    what is pending in its delay partitions is not all read yet, so others should lead those.
     """
 
     node_id: _NodeNumber
@@ -70,6 +71,7 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     is_draining: bool = False
     is_unfit: bool = False
     replicas_max: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)] = 0
+    is_reading_delays: bool = False
 
 
 class Way(StrEnum):

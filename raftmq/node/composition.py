@@ -671,6 +671,7 @@ class NodeCore:
         self.events.tick(now_ms)
         self.control.lifecycle.has_full_disk = self.events.is_disk_full
         self.control.lifecycle.has_stuck_disk = self.events.is_disk_stuck
+        self.control.lifecycle.is_reading_delays = self.partitions.delays.followers.is_reading
 
     def _is_needed(self) -> bool:
         """True while this node leads a partition, or has one that it is to lose: its claims of

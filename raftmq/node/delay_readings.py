@@ -218,10 +218,12 @@ class Followed(LaneItem):
 
     Attributes:
         is_at_work: the reading grows just now.
+        has_caught_up: it has been at the log's end.
         pause_ms: how long until the log is looked at again.
     """
 
     is_at_work: bool = field(default=False, init=False)
+    has_caught_up: bool = field(default=False, init=False)
     pause_ms: float = field(default=FOLLOW_MS, init=False)
 
 
@@ -243,6 +245,14 @@ class Followers:
     def held_count(self) -> int:
         """Entries in memory."""
         return sum(item.held_count for item in self._items.values())
+
+    @property
+    def is_reading(self) -> bool:
+        """True while a lane that another node leads is not read to the end of its log yet: if this
+        node led it, what is due would wait for that."""
+        return any(
+            not item.has_caught_up and not item.partition.is_leader for item in self._items.values()
+        )
 
     def opened(self, partition: Partition) -> None:
         """A replica of a delay partition is there."""
@@ -272,6 +282,7 @@ class Followers:
             return None
         assert not item.is_at_work, "it is waited for"
         reading, item.reading, item.ahead = item.reading, None, None
+        item.has_caught_up = False
         if not _is_usable(item, reading) or reading.pending.cursor > cursor:
             return None
         reading.pending.settle(cursor)
@@ -326,6 +337,7 @@ class Followers:
         """Read a piece; how long to wait, 0: there is more."""
         if item.reading is None or not _is_usable(item, item.reading):
             item.reading, item.ahead = self._reader.begin(item), None
+            item.has_caught_up = False
         reading, before = item.reading, item.reading.end
         self._reader.allow(item, reading)
         if not await self._reader.read_on(item, reading, READ_BYTES):
@@ -335,6 +347,7 @@ class Followers:
         if item.ahead is not None or _committed_end(item.partition) > reading.end:
             item.pause_ms = FOLLOW_MS
             return 0.0
+        item.has_caught_up = True
         item.pause_ms = FOLLOW_MS if reading.end > before else min(2 * item.pause_ms, FOLLOW_MS_MAX)
         return item.pause_ms
 

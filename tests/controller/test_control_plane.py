@@ -186,12 +186,13 @@ def test_nobody_submits_as_another_node() -> None:
 def test_a_heartbeat_of_a_node_that_knows_fewer_fields_is_of_a_fit_broker() -> None:
     beat = BrokerHeartbeat(NodeId(2), 1, 1, is_unfit=True)
     tagged = msgspec.msgpack.decode(encode(beat))
-    assert tagged[-2:] == [True, 0]
-    assert decode_request(msgspec.msgpack.encode(tagged[:-1])) == beat, "and says nothing of room"
-    assert decode_request(msgspec.msgpack.encode(tagged[:-2])) == BrokerHeartbeat(NodeId(2), 1, 1)
+    assert tagged[-3:] == [True, 0, False]
+    assert decode_request(msgspec.msgpack.encode(tagged[:-1])) == beat, "nor of pending records"
+    assert decode_request(msgspec.msgpack.encode(tagged[:-2])) == beat, "and says nothing of room"
+    assert decode_request(msgspec.msgpack.encode(tagged[:-3])) == BrokerHeartbeat(NodeId(2), 1, 1)
     assert decode_request(msgspec.msgpack.encode([*tagged, 7])) == beat
     with pytest.raises(RemoteProtocolError):
-        decode_request(msgspec.msgpack.encode([*tagged[:-1], -1]))
+        decode_request(msgspec.msgpack.encode([*tagged[:-2], -1, False]))
 
 
 def test_a_broker_whose_registration_was_replaced_registers_anew() -> None:

@@ -17,6 +17,7 @@ from raftmq.controller.leaders import (
     LeaderRow,
     LeaderTable,
 )
+from raftmq.metadata.config_keys import DELIVERS_TO
 from raftmq.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,
@@ -50,6 +51,8 @@ class World:
     leaders: LeaderTable = field(factory=LeaderTable)
     balance: LeaderBalance = field(factory=LeaderBalance)
     unfit: set[NodeId] = field(factory=set)
+    reading: set[NodeId] = field(factory=set)
+    configs: Map[str, str] = field(factory=Map)
     now_ms: float = 0.0
     _epoch: int = 0
 
@@ -68,7 +71,7 @@ class World:
         partitions = tuple(
             PartitionImage(index, 1, ALL, (), ALL) for index in range(self.partitions)
         )
-        topic = TopicImage("t", TOPIC, partitions, Map())
+        topic = TopicImage("t", TOPIC, partitions, self.configs)
         return evolve(
             EMPTY_IMAGE,
             structure_version=sum(2 * b.epoch + b.is_fenced for b in self.brokers.values()),
@@ -80,7 +83,13 @@ class World:
     def due(self, after_ms: float = 0.0) -> list[int]:
         """Partitions that are to go to their preferred leader, node 1."""
         self.now_ms += after_ms
-        moves = self.balance.due(self.image, self.leaders, self.now_ms, unfit=self.unfit)
+        moves = self.balance.due(
+            self.image,
+            self.leaders,
+            self.now_ms,
+            unfit=self.unfit,
+            reading_delays=self.reading,
+        )
         assert all(move.to == 1 for move in moves)
         return [move.partition for move in moves]
 
@@ -132,6 +141,20 @@ def test_an_unfit_broker_gets_nothing_until_it_has_been_fit_for_a_while() -> Non
     assert world.due() == []
     assert world.due(QUIET_MS - 1) == [], "it may fail again at once"
     assert world.due(1) == [0]
+
+
+def test_a_delay_partition_waits_until_its_preferred_leader_has_read_it() -> None:
+    world = World(reading={NodeId(1)}, configs=Map({DELIVERS_TO: "due"}))
+    for _ in range(100):
+        assert world.due(1_000) == []
+    world.reading.clear()
+    assert world.due() == [0]
+
+
+def test_other_partitions_do_not_wait_for_what_is_pending() -> None:
+    world = World(reading={NodeId(1)})
+    world.due()
+    assert world.due(QUIET_MS) == [0]
 
 
 def test_an_unfit_broker_that_is_nobodys_preferred_one_is_no_hindrance() -> None:

@@ -399,6 +399,13 @@ class Standby:
                     turn.send(None)
         replica.is_leader, replica.is_writable, replica.leader = True, True, REPLICAS[0]
 
+    def is_reading(self, *, is_leader: bool = False) -> bool:
+        """What it tells of itself."""
+        self.world.replica.is_writable = is_leader
+        says = self.delays.followers.is_reading
+        self.world.replica.is_writable = True
+        return says
+
     def lead(self) -> None:
         """It is elected, and may not read the log from its start."""
         self.world.delays = self.delays
@@ -426,6 +433,26 @@ def test_a_follower_knows_what_is_pending_once_it_leads() -> None:
     world.run()
     assert world.values() == ["3", "7", "2", "6", "late", "1", "5", "0", "4"]
     assert world.led().reading is not None
+
+
+def test_a_follower_is_reading_until_it_was_at_the_end_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("raftmq.node.delay_readings.READ_BYTES", 1)
+    world = World()
+    standby = Standby(world)
+    for number in range(8):
+        world.write([str(number)], ("deliver-after", b"1000"))
+    assert not standby.is_reading(is_leader=True)
+    assert standby.is_reading()
+    standby.follow()
+    assert standby.is_reading(), "five of eight batches are read"
+    standby.follow()
+    assert not standby.is_reading()
+    world.write(["8"], ("deliver-after", b"1000"))
+    assert not standby.is_reading(), "of what comes it is a moment behind"
+    standby.delays.followers.closed(world.partition)
+    assert not standby.is_reading()
 
 
 def test_a_leader_that_lost_its_leadership_knows_what_is_pending() -> None:
