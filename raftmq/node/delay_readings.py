@@ -218,13 +218,13 @@ class Followed(LaneItem):
 
     Attributes:
         is_at_work: the reading grows just now.
-        has_caught_up: it has been at the log's end.
         pause_ms: how long until the log is looked at again.
+        has_caught_up: it has been at the log's end.
     """
 
     is_at_work: bool = field(default=False, init=False)
-    has_caught_up: bool = field(default=False, init=False)
     pause_ms: float = field(default=FOLLOW_MS, init=False)
+    has_caught_up: bool = field(default=False, init=False)
 
 
 class Followers:
@@ -259,7 +259,17 @@ class Followers:
         for lane in lanes_of(partition):
             item = Followed(partition, lane)
             self._items[item.key] = item
+            self._note(item, has_caught_up=False)
             self._queue.add(item)
+
+    def _note(self, item: Followed, *, has_caught_up: bool) -> None:
+        """Whether a lane is read to the end; while one of a partition is not, others should lead
+        it, where they can."""
+        item.has_caught_up = has_caught_up
+        group = item.partition.group
+        lanes = [self._items.get((group, is_dead)) for is_dead in (False, True)]
+        is_read = all(lane.has_caught_up for lane in lanes if lane is not None)
+        item.partition.replica.stand_last(not is_read)
 
     def closed(self, partition: Partition) -> None:
         """It is not there any more."""
@@ -282,7 +292,7 @@ class Followers:
             return None
         assert not item.is_at_work, "it is waited for"
         reading, item.reading, item.ahead = item.reading, None, None
-        item.has_caught_up = False
+        self._note(item, has_caught_up=False)
         if not _is_usable(item, reading) or reading.pending.cursor > cursor:
             return None
         reading.pending.settle(cursor)
@@ -337,7 +347,7 @@ class Followers:
         """Read a piece; how long to wait, 0: there is more."""
         if item.reading is None or not _is_usable(item, item.reading):
             item.reading, item.ahead = self._reader.begin(item), None
-            item.has_caught_up = False
+            self._note(item, has_caught_up=False)
         reading, before = item.reading, item.reading.end
         self._reader.allow(item, reading)
         if not await self._reader.read_on(item, reading, READ_BYTES):
@@ -347,7 +357,7 @@ class Followers:
         if item.ahead is not None or _committed_end(item.partition) > reading.end:
             item.pause_ms = FOLLOW_MS
             return 0.0
-        item.has_caught_up = True
+        self._note(item, has_caught_up=True)
         item.pause_ms = FOLLOW_MS if reading.end > before else min(2 * item.pause_ms, FOLLOW_MS_MAX)
         return item.pause_ms
 

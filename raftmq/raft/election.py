@@ -81,10 +81,13 @@ class Election:
         )
 
     def reset(self) -> None:
-        """Draw a new timeout and begin to wait; priority draws from a shorter range."""
+        """Draw a new timeout and begin to wait; priority draws from a shorter range, one that
+        stands last from a later one."""
         core, least = self._core, self.least_timeout
         spread = max(1, least >> max(0, core.config.priority))
         self._timeout = least + self._random.randrange(0, spread)
+        if core.stands_last:
+            self._timeout += least
         self._heard_at = self._steady_since = core.now
         self._deadline = core.now + self._timeout
 
@@ -148,7 +151,8 @@ class Election:
         """The leader's connection closed: do not wait for the timeout.
 
         All followers notice at the same moment. So that they do not split the vote, one of them,
-        another one in each term, stands at once, and the next ones each two ticks later.
+        another one in each term, stands at once, and the next ones each two ticks later; those
+        that stand last after all of them.
         """
         core = self._core
         lost, core.leader = core.leader, None
@@ -161,6 +165,8 @@ class Election:
         if core.self_id not in rest:
             rest.append(core.self_id)
         rank = (rest.index(core.self_id) + core.term) % len(rest)
+        if core.stands_last:
+            rank += len(rest)
         if rank == 0:
             self._stand()
         else:

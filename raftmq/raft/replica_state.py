@@ -153,6 +153,8 @@ class ReplicaState(ABC):
         # No campaign, and no promise: set by the engine while bytes are damaged.
         self.suspended = False
         self.waits_for_turn = False  # no campaign: set by the engine while many groups stand
+        # Others would serve sooner as leaders: it stands after them. Set by what the group is for.
+        self.stands_last = False
         # Set by the engine while its loop is late, see `election.py`.
         self.timeout_doublings_floor = 0
 

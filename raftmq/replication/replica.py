@@ -284,6 +284,10 @@ class Replica:
         self.touch()
         return entry
 
+    def stand_last(self, is_last: bool, /) -> None:
+        """In elections, wait for others, which would serve sooner."""
+        self.core.stands_last = is_last
+
     @reports_bugs
     def transfer_leadership(self, node_id: NodeId) -> bool:
         """Hand leadership to a voter's node; False when this replica cannot."""

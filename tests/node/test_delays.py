@@ -447,8 +447,10 @@ def test_a_follower_is_reading_until_it_was_at_the_end_once(
     assert standby.is_reading()
     standby.follow()
     assert standby.is_reading(), "five of eight batches are read"
+    assert world.replica.stands_last
     standby.follow()
     assert not standby.is_reading()
+    assert not world.replica.stands_last
     world.write(["8"], ("deliver-after", b"1000"))
     assert not standby.is_reading(), "of what comes it is a moment behind"
     standby.delays.followers.closed(world.partition)

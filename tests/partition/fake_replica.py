@@ -249,6 +249,7 @@ class FakeReplica:
         self.is_leader = True
         self.is_writable = True
         self.is_handing_over = False
+        self.stands_last = False
         self.leader: ReplicaId | None = REPLICAS[0]
         self.leader_epoch = LeaderEpoch(5)
         self.high_watermark = Offset(0)
@@ -263,6 +264,10 @@ class FakeReplica:
         self.refusal: Exception | None = None
         self.damage_count = 0
         self.barrier: Promise[RaftIndex] = Promise.resolved(RaftIndex(0))
+
+    def stand_last(self, is_last: bool, /) -> None:
+        """Told by what reads its log."""
+        self.stands_last = is_last
 
     def damage_found(self) -> None:
         self.damage_count += 1

@@ -108,6 +108,33 @@ def test_a_group_without_a_majority_does_not_back_off() -> None:
     assert any(network.run(10 * ELECTION_TICKS))
 
 
+@pytest.mark.parametrize("reluctant", VOTERS)
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_replica_that_stands_last_leads_only_where_no_other_can(
+    reluctant: int, *, is_closed: bool
+) -> None:
+    network = SlowNetwork(1, 1)
+    network.core(reluctant).stands_last = True
+    network.core(reluctant).election.reset()
+    for turn in range(6):
+        led = run_until_led(network)
+        assert led != reluctant, f"of three, in turn {turn}"
+        network.nodes[led].crash()
+        rest = [number for number in VOTERS if number != led]
+        for number in rest if is_closed else ():
+            network.core(number).campaign()
+            network.nodes[number].drain()
+        followed = network.run(20 * ELECTION_TICKS)[-1]
+        assert followed in rest
+        assert followed != reluctant, f"of two, in turn {turn}"
+        network.nodes[led].restart()
+        network.run(6 * ELECTION_TICKS)  # its log is as long as the others'
+    for number in VOTERS:
+        network.core(number).stands_last = True
+    network.nodes[run_until_led(network)].crash()
+    assert network.run(12 * ELECTION_TICKS)[-1] is not None, "one of them has to"
+
+
 def test_a_closed_connection_is_believed_whatever_the_backoff() -> None:
     network = SlowNetwork(12, 1)
     led = run_until_led(network)
