@@ -60,12 +60,17 @@ def handle(
             return _respond_slowly(broker, context, request, [refused] * count)
         return _respond(broker, context, request, [refused] * count)
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
-        results = _append(broker, context, request)
-    elif sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
+        topic = request.topics[0]
+        result = _append_one(broker, context, request, topic, topic.partitions[0])
+        return chain(result, lambda value: _answer(broker, context, request, [value]))
+    if sum(len(topic.partitions) for topic in request.topics) > TURN_PARTITIONS:
         return _in_turns(broker, context, request)
-    else:
-        with broker.batch():
-            results = _append(broker, context, request)
+    with broker.batch():
+        results = [
+            _append_one(broker, context, request, topic, part)
+            for topic in request.topics
+            for part in topic.partitions
+        ]
     return chain(
         gather(results, _as_they_are), lambda values: _answer(broker, context, request, values)
     )
@@ -121,16 +126,6 @@ def _answer(
     if waits is None:
         return _respond(broker, context, request, results)
     return then(waits, lambda _: _respond(broker, context, request, results))
-
-
-def _append(
-    broker: Broker, context: RequestContext, request: ProduceRequest
-) -> list[AppendResult | Promise[AppendResult]]:
-    return [
-        _append_one(broker, context, request, topic, part)
-        for topic in request.topics
-        for part in topic.partitions
-    ]
 
 
 def _append_one(
