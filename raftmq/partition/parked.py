@@ -134,23 +134,28 @@ class _Parked:
 
 
 class ParkedProduces:
-    """The waiting produces of one partition, by log end."""
+    """The waiting produces of one partition, by log end.
 
-    __slots__ = ("_deadlines", "_parked")
+    Attributes:
+        waiting: those, in their order, some of them perhaps answered. Here as in the classes below:
+            every move of the high watermark or of a flushed end looks whether there are any.
+    """
+
+    __slots__ = ("_deadlines", "waiting")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._parked: deque[_Parked] = deque()
+        self.waiting: deque[_Parked] = deque()
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self.waiting)
 
     @property
     def first_end(self) -> Offset | None:
         """The least log end that a produce waits for."""
-        while self._parked and self._parked[0].promise.is_done:
-            self._parked.popleft()
-        return self._parked[0].end if self._parked else None
+        while self.waiting and self.waiting[0].promise.is_done:
+            self.waiting.popleft()
+        return self.waiting[0].end if self.waiting else None
 
     def park(
         self, end: Offset, result: AppendResult, timeout_ms: int, timed_out: ErrorCode
@@ -162,16 +167,16 @@ class ParkedProduces:
             entry.settle(AppendResult(timed_out))
 
         entry.deadline = self._deadlines.after(timeout_ms, expire)
-        if not self._parked or self._parked[-1].end <= end:
-            self._parked.append(entry)
+        if not self.waiting or self.waiting[-1].end <= end:
+            self.waiting.append(entry)
         else:  # a duplicate waits for the end of its original
-            at = next(i for i, other in enumerate(self._parked) if other.end > end)
-            self._parked.insert(at, entry)
+            at = next(i for i, other in enumerate(self.waiting) if other.end > end)
+            self.waiting.insert(at, entry)
         return entry.promise
 
     def acknowledge(self, end: Offset, is_enough: Callable[[Offset], bool]) -> None:
         """Answer, from the front, produces that end at or below `end` while `is_enough` holds."""
-        parked = self._parked
+        parked = self.waiting
         while parked:
             entry = parked[0]
             if not entry.promise.is_done:
@@ -184,7 +189,7 @@ class ParkedProduces:
 
     def fail_all(self, code: ErrorCode, message: str | None = None) -> None:
         """Answer everything with an error."""
-        parked, self._parked = self._parked, deque()
+        parked, self.waiting = self.waiting, deque()
         for entry in parked:
             entry.settle(AppendResult(code, message=message))
 
@@ -192,29 +197,26 @@ class ParkedProduces:
 class ParkedEnds:
     """Who waits until all below an end of the log is committed, however long that takes."""
 
-    __slots__ = ("_parked",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._parked: deque[tuple[Offset, Promise[Offset]]] = deque()  # by end
-
-    def __len__(self) -> int:
-        return len(self._parked)
+        self.waiting: deque[tuple[Offset, Promise[Offset]]] = deque()  # by end
 
     def park(self, end: Offset, promise: Promise[Offset]) -> None:
         """Keep `promise` once all below `end`, the log's, is committed."""
-        assert not self._parked or self._parked[-1][0] <= end, "the log's end does not fall"
-        self._parked.append((end, promise))
+        assert not self.waiting or self.waiting[-1][0] <= end, "the log's end does not fall"
+        self.waiting.append((end, promise))
 
     def settle(self, high_watermark: Offset) -> None:
         """All below is committed."""
-        parked = self._parked
+        parked = self.waiting
         while parked and parked[0][0] <= high_watermark:
             end, promise = parked.popleft()
             promise.resolve(end)
 
     def fail_all(self, code: ErrorCode) -> None:
         """Break all of them: whether it will be committed is not known here."""
-        parked, self._parked = self._parked, deque()
+        parked, self.waiting = self.waiting, deque()
         for _, promise in parked:
             promise.fail(KafkaError(code=code))
 
@@ -233,34 +235,34 @@ class FetchWaiter(Protocol):
 class ParkedFetches:
     """The fetches that wait at one partition."""
 
-    __slots__ = ("_deadlines", "_soon", "_waiters", "is_over")
+    __slots__ = ("_deadlines", "_soon", "is_over", "waiting")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._waiters: dict[int, FetchWaiter] = {}  # by id(); in order of arrival
+        self.waiting: dict[int, FetchWaiter] = {}  # by id(); in order of arrival
         self._soon: dict[int, FetchWaiter] = {}  # to be woken soon, each once
         self.is_over = False
         """True when no fetch shall wait here any more."""
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self.waiting)
 
     def park(self, waiter: FetchWaiter) -> None:
         """Wake `waiter` at every change until it unparks."""
-        self._waiters[id(waiter)] = waiter
+        self.waiting[id(waiter)] = waiter
 
     def unpark(self, waiter: FetchWaiter) -> None:
         """Forget `waiter`; harmless when it is not parked."""
-        self._waiters.pop(id(waiter), None)
+        self.waiting.pop(id(waiter), None)
 
     def wake_all(self) -> None:
         """The partition moved: let every waiter look again, a few at once, the others soon, since
         each may answer."""
-        if not self._waiters:
+        if not self.waiting:
             return
-        waiters = list(self._waiters.values())
+        waiters = list(self.waiting.values())
         for waiter in waiters[:WOKEN_AT_ONCE]:
-            if id(waiter) in self._waiters:
+            if id(waiter) in self.waiting:
                 waiter.woken()
         for waiter in waiters[WOKEN_AT_ONCE:]:
             key = id(waiter)
@@ -280,40 +282,37 @@ Kafka's leader moves its own log start first, while here a majority must flush a
 class ParkedDeletes:
     """The waiting deletions of one partition."""
 
-    __slots__ = ("_deadlines", "_parked")
+    __slots__ = ("_deadlines", "waiting")
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._parked: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
-
-    def __len__(self) -> int:
-        return len(self._parked)
+        self.waiting: list[tuple[Offset, Promise[DeleteResult], Deadline]] = []
 
     def park(self, target: Offset, timeout_ms: int) -> Promise[DeleteResult]:
         """Answer once the log starts at `target` or above, or when the time is up."""
         promise: Promise[DeleteResult] = Promise()
 
         def expire() -> None:
-            self._parked = [entry for entry in self._parked if entry[1] is not promise]
+            self.waiting = [entry for entry in self.waiting if entry[1] is not promise]
             promise.resolve(DeleteResult(ErrorCode.REQUEST_TIMED_OUT))
 
         wait_ms = max(timeout_ms, DELETE_WAIT_MS_MIN)
-        self._parked.append((target, promise, self._deadlines.after(wait_ms, expire)))
+        self.waiting.append((target, promise, self._deadlines.after(wait_ms, expire)))
         return promise
 
     def settle(self, start: Offset) -> None:
         """The log starts at `start` now."""
-        parked, self._parked = self._parked, []
+        parked, self.waiting = self.waiting, []
         for target, promise, deadline in parked:
             if start >= target:
                 deadline.cancel()
                 promise.resolve(DeleteResult(ErrorCode.NONE, start))
             else:
-                self._parked.append((target, promise, deadline))
+                self.waiting.append((target, promise, deadline))
 
     def fail_all(self, code: ErrorCode) -> None:
         """Answer everything with an error."""
-        parked, self._parked = self._parked, []
+        parked, self.waiting = self.waiting, []
         for _, promise, deadline in parked:
             deadline.cancel()
             promise.resolve(DeleteResult(code))

@@ -451,14 +451,14 @@ class Partition:
 
     def _settle_produces(self) -> None:
         replica = self.replica
-        if len(self._produces):
+        if self._produces.waiting:
             self._produces.acknowledge(replica.high_watermark, self._is_enough)
-        if len(self._fsync_produces):
+        if self._fsync_produces.waiting:
             flushed_end = replica.log.flushed_end_offset
             self._fsync_produces.acknowledge(flushed_end, lambda _end: True)
-        if len(self._end_lookups):
+        if self._end_lookups.waiting:
             self._end_lookups.acknowledge(replica.high_watermark, lambda _end: True)
-        if len(self._ends):
+        if self._ends.waiting:
             self._ends.settle(replica.high_watermark)
 
     # ---- transactions ----
@@ -947,11 +947,11 @@ class Partition:
         those. (What waits for the high watermark was settled when it moved.)"""
         if self._is_closed:
             return
-        if len(self._produces) or len(self._fsync_produces):
+        if self._produces.waiting or self._fsync_produces.waiting:
             self._settle_produces()
-        if len(self._deletes):
+        if self._deletes.waiting:
             self._deletes.settle(self.replica.log_start_offset)
-        if len(self.fetches):
+        if self.fetches.waiting:
             end = self.readable_end
             if end > self._shown_end:  # a follower flushed records that it knew to be committed
                 self._shown_end = end

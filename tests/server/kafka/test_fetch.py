@@ -97,7 +97,7 @@ def test_a_wake_that_comes_late_is_harmless(taken: list[FetchState]) -> None:
     world = World()
     topic_id = world.add_topic("t", 2)
     slot = world.fetch(12, [("t", 0, 0), ("t", 1, 0)], max_wait_ms=500, session_epoch=-1)
-    (parked,) = world.partition("t", 0).fetches._waiters.values()
+    (parked,) = world.partition("t", 0).fetches.waiting.values()
     world.registry.remove(world.partition("t", 1))
     world.replica("t", 0).follow(None)
     for state in (CONFIRMING, ANSWERED):
