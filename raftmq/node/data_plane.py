@@ -13,7 +13,6 @@ from typing import Final
 from raftmq.config import NodeConfig
 from raftmq.errors import RemoteProtocolError
 from raftmq.log.journal import HardStateJournal
-from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
 from raftmq.logs import structlog
 from raftmq.node.environment import Environment
@@ -93,7 +92,7 @@ class DataPlane:
             self.node_id,
             journal,
             send=self._send,
-            request_flush=self._request_flush,
+            request_flush=self.flusher.submit,
             on_journal_failed=self._on_journal_failed,
             on_broken_invariant=self.fail,
             send_stored=self.links.send_stored,
@@ -211,9 +210,6 @@ class DataPlane:
         self._lost_told(node_id)
 
     # ---- disk ----
-
-    def _request_flush(self, job: FlushJob, done: Callable[[DiskError | None], None]) -> None:
-        self.flusher.submit(job, done)
 
     def _on_journal_failed(self, error: DiskError) -> None:
         self.fail(f"the journal of hard states cannot be flushed: {error}")
