@@ -440,10 +440,10 @@ class MultiRaft:
         self, replica: Replica, silent: NodeId | None = None, *, by: PeerMessage | None = None
     ) -> None:
         """End a replica's quiescence, and that of the other members unless they ended it."""
-        was_filed = self._quiescent.remove(replica.group)
-        if not was_filed and not replica.quiescence.is_quiescent:
-            return
         # A replica that quiesced by this very frame is not filed yet.
+        if replica.group in self._active and not replica.quiescence.is_quiescent:
+            return
+        self._quiescent.remove(replica.group)
         self._active[replica.group] = replica
         replica.unquiesce(silent)
         self._dirty[replica] = None

@@ -295,15 +295,14 @@ class QuiescentReplicas:
             peer.shared += 1
         self._mark(record)
 
-    def remove(self, group: RaftGroupId) -> bool:
-        """A replica unquiesces or leaves; False when it was active."""
+    def remove(self, group: RaftGroupId) -> None:
+        """A replica unquiesces or leaves; harmless when it was active."""
         record = self._records.pop(group, None)
         if record is None:
-            return False
+            return
         for node_id in record.nodes:
             self._peers[node_id].shared -= 1
         self._mark(record)
-        return True
 
     def _mark(self, record: _Record) -> None:
         for node_id in record.nodes:
