@@ -232,6 +232,7 @@ class SimCore(NodeCore):
                 buggify=self.plane.buggify,
             ),
             wake=self._wake,
+            drain_later=self._drain_later,
             first_levels=self._first_levels,
         )
 

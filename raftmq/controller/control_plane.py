@@ -248,6 +248,7 @@ class ControlPlane:
         sizes_here: SizesHere,
         authorizer: Authorizer | None,
         call_refused: CallRefused,
+        drain_later: Callable[[], None],
     ) -> None:
         """Compose.
 
@@ -266,6 +267,7 @@ class ControlPlane:
             sizes_here: the bytes of each partition that is led here.
             authorizer: says what clients may do; None where they may do everything.
             call_refused: told of each admin call that is not decided, for want of a right.
+            drain_later: called when there is something for `drain`.
         """
         self.node_id = info.replica_id.node_id
         self.self_id = info.replica_id
@@ -276,6 +278,7 @@ class ControlPlane:
         self._move_locally = move_locally
         self._quorum_view, self._sizes_here = quorum_view, sizes_here
         self._authorizer, self._call_refused = authorizer, call_refused
+        self._drain_later = drain_later
         self._outstanding: list[_Outstanding] = []
         self._pushes: dict[tuple[TopicId, int], LeaderRow] = {}
         self._behind: dict[NodeId, float] = {}  # a push failed; when to send all rows again
@@ -323,11 +326,10 @@ class ControlPlane:
         self._push_again()
 
     def drain(self) -> None:
-        """Do the work that must not be done within callbacks of replicas; called after every round
-        of their drains."""
+        """Do the work that must not be done within callbacks of replicas: called after the round of
+        their drains, once `drain_later` was, by the engine or here."""
         self.engine.drain()
-        if self._pushes:
-            self._flush_pushes()
+        self._flush_pushes()
 
     def receive(self, sender: NodeId, payload: Buffer) -> Promise[bytes]:
         """Serve another node's request.
@@ -682,6 +684,7 @@ class ControlPlane:
     def _leader_changed(self, row: LeaderRow, is_own: bool) -> None:
         if is_own:
             self._pushes[row.key] = row
+            self._drain_later()
 
     def _flush_pushes(self) -> None:
         if not self._pushes:

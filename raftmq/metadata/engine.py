@@ -139,7 +139,7 @@ class DrivenEngine(MetadataEngine, Protocol):
         ...
 
     def drain(self) -> None:
-        """Do the work that must not be done within callbacks of the replica."""
+        """Do the work that must not be done within callbacks of the replica, if any."""
         ...
 
     def close(self) -> None:

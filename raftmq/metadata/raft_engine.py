@@ -109,6 +109,7 @@ class RaftMetadataEngine:
         clock: Clock,
         on_broken_invariant: ReportBroken,
         wake: Callable[[], None],
+        drain_later: Callable[[], None],
         config: EngineConfig | None = None,
         first_levels: Callable[[], tuple[FeatureUpdate, ...]] = tuple,
     ) -> None:
@@ -118,6 +119,8 @@ class RaftMetadataEngine:
             incarnation: above that of this node's earlier processes. The wall clock will do: when
                 it was not above, the engine finds out and takes a higher one.
             wake: called when the replica, and then this engine, want to be drained soon.
+            drain_later: called while there is work that the next round of any replica's drain may
+                make possible: `drain` is to follow it.
             first_levels: with which a cluster begins, if this node is its first controller.
         """
         self._self_id = self_id
@@ -128,6 +131,7 @@ class RaftMetadataEngine:
         self.on_broken_invariant = on_broken_invariant
         self._config = config or EngineConfig()
         self.wake = wake
+        self._drain_later = drain_later
         self._first_levels = first_levels
         self._replica: MetadataReplica | None = None
         self._callbacks: list[ImageCallback] = []
@@ -250,9 +254,9 @@ class RaftMetadataEngine:
 
     def drain(self) -> None:
         """Do what calls into the replica, which its own callbacks must not. The node calls this
-        after every round of the replica's `drain`; `wake` says when both are due again."""
+        after a round of the replicas' drains, once for each `wake` and `drain_later`."""
         if not self._has_work():
-            return  # nearly every round of drains comes by here
+            return
         stage = self._stage
         if stage is not Stage.AT_REST:
             # What is reported may drain replicas, and then this: it wakes when the report ends.
@@ -267,6 +271,8 @@ class RaftMetadataEngine:
                 self._drain_once()
         finally:
             self._enter(Stage.AT_REST)
+        if self._has_work():
+            self._drain_later()
 
     def _has_work(self) -> bool:
         machine = self._machine
@@ -425,7 +431,9 @@ class RaftMetadataEngine:
         self._wake_for_work()
 
     def advanced(self, applied_end: RaftIndex) -> None:
-        """Keep barriers that waited for this."""
+        """Keep barriers that waited for this; a snapshot may be due by now."""
+        if self._has_work():
+            self._drain_later()
         kept = self._rounds.applied(applied_end)
         if not kept:
             return

@@ -280,6 +280,7 @@ class NodeCore:
             sizes_here=self._sizes_here,
             authorizer=authorizer_of(config, lambda: self.engine.image.rules),
             call_refused=self._call_refused,
+            drain_later=self._drain_later,
         )
         self._compose_transactions()
         self.partitions = Partitions(
@@ -363,6 +364,7 @@ class NodeCore:
             clock=self.plane.clock,
             on_broken_invariant=self.plane.fail,
             wake=self._wake,
+            drain_later=self._drain_later,
             first_levels=self._first_levels,
         )
 
@@ -570,7 +572,6 @@ class NodeCore:
             config=plane.replica_config(announce_commit=True),
         )
         tell_of_term(TopicPartition(METADATA_TOPIC, 0), replica)
-        self.metadata_replica = replica
         engine.attach(replica, (voter.node_id for voter in self.formation.chosen))
         self.broker.metadata_replica = replica
         plane.multiraft.register(replica)
@@ -578,7 +579,8 @@ class NodeCore:
             self._eager_ticks = EAGER_TICKS
             replica.stand()
         self._show_metadata_log(replica)
-        plane.multiraft.after_drain.append(self.control.drain)
+        self.metadata_replica = replica
+        self._drain_later()
 
     def _show_metadata_log(self, replica: Replica) -> None:
         """Let Kafka clients read the committed metadata log, by its name alone."""
@@ -682,8 +684,14 @@ class NodeCore:
 
     def _wake(self) -> None:
         """Drain the metadata replica and then the engine, now or after the round under way."""
+        self._drain_later()
         if self.metadata_replica is not None:
             self.plane.multiraft.touch(METADATA_GROUP)
+
+    def _drain_later(self) -> None:
+        """Drain the engine after the round of drains that is under way, else after the next one."""
+        if self.metadata_replica is not None:
+            self.plane.multiraft.after_round(self.control.drain)
 
     def _send_frame(self, node_id: NodeId, kind: int, pieces: Sequence[Buffer]) -> bool:
         return self.plane.links.send(node_id, kind, pieces)

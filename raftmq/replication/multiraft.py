@@ -241,9 +241,7 @@ class MultiRaft:
         self.depth = 0
         self._batch = _Batch(self)
         self._is_draining = False
-        self.after_drain: list[Callable[[], None]] = []
-        """Called after every round of drains: for calls to replicas that state machines must not
-        make from within their own callbacks."""
+        self._after_round: dict[Callable[[], None], None] = {}
         self.has_failed = False
         self._is_closed = False
         # A journal's sequence only grows, and each opening rewrites it: no two processes share one.
@@ -340,8 +338,14 @@ class MultiRaft:
 
     @property
     def is_draining(self) -> bool:
-        """True while effects of replicas are performed; `after_drain` follows."""
+        """True while effects of replicas are performed; what waits for `after_round` follows."""
         return self._is_draining
+
+    def after_round(self, call: Callable[[], None]) -> None:
+        """Call this once, after the round of drains that is under way, else after the next one: for
+        calls to replicas that state machines must not make from within their own callbacks. What is
+        asked for twice meanwhile is called once."""
+        self._after_round[call] = None
 
     # ---- inputs ----
 
@@ -505,8 +509,10 @@ class MultiRaft:
                     if _stands(replica):
                         self._standing[replica] = None
                 self._batcher.send_all()
-                for hook in self.after_drain:
-                    hook()
+                if self._after_round:
+                    calls, self._after_round = self._after_round, {}
+                    for call in calls:
+                        call()
         except NodeMustStopError as error:
             self.on_broken_invariant(str(error))  # the error says what an operator can do
             raise

@@ -197,7 +197,8 @@ class WorldNode:
             forwarder=_Calls(self),
             clock=self.clock,
             on_broken_invariant=self._broken,
-            wake=lambda: self.multiraft.touch(METADATA_GROUP),
+            wake=self._wake,
+            drain_later=self._drain_later,
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
         self.replica = replica = open_replica(
@@ -224,8 +225,14 @@ class WorldNode:
         self.control = self._new_control(self_id)
         self.control.lifecycle.on_ready(self._reconcile_at_start)
         self.multiraft.register(replica)
-        self.multiraft.after_drain.append(self.control.drain)
         self.later(TICK_MS, self._tick)
+
+    def _wake(self) -> None:
+        self._drain_later()
+        self.multiraft.touch(METADATA_GROUP)
+
+    def _drain_later(self) -> None:
+        self.multiraft.after_round(self.control.drain)
 
     def _new_control(self, self_id: ReplicaId) -> ControlPlane:
         return ControlPlane(
@@ -247,6 +254,7 @@ class WorldNode:
             sizes_here=tuple,
             authorizer=None,
             call_refused=lambda *_refused: None,
+            drain_later=self._drain_later,
         )
 
     def _reconcile_at_start(self) -> None:

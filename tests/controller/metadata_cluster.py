@@ -212,6 +212,7 @@ class Node:
             clock=cluster.clock,
             on_broken_invariant=pytest.fail,
             wake=lambda: None,  # `turn` drains all nodes until nothing is left to do
+            drain_later=lambda: None,
             config=cluster.engine_config,
             first_levels=lambda: cluster.first_levels,
         )
@@ -242,6 +243,7 @@ class Node:
             sizes_here=lambda: self.sizes,
             authorizer=cluster.authorizer_of(self),
             call_refused=lambda *refused: cluster.refused.append(refused),
+            drain_later=lambda: None,
         )
         self.engine.attach(self.replica, cluster.voters)
 

@@ -276,6 +276,48 @@ def test_what_is_said_outside_of_any_input_leaves_at_once() -> None:
     assert node.messages() == [(C.node_id, group(0), reply)]
 
 
+def test_what_is_to_follow_a_round_is_called_once_and_outside_of_replicas() -> None:
+    node = Node(1)
+    node.flush()
+    called: list[str] = []
+
+    def again() -> None:
+        called.append("again")
+        node.multiraft.after_round(last)
+
+    def last() -> None:
+        called.append("last")
+
+    node.multiraft.after_round(again)
+    node.multiraft.after_round(again)
+    assert called == [], "no replica was drained"
+    node.multiraft.touch(group(0))
+    assert called == ["again"], "what is asked for now follows the next round"
+    node.multiraft.touch(group(0))
+    node.multiraft.touch(group(0))
+    assert called == ["again", "last"]
+
+
+def test_what_is_asked_for_within_a_round_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(2)
+    node.flush()
+    done: list[str] = []
+
+    def drain(_replica: Replica) -> None:
+        assert node.multiraft.is_draining
+        done.append("drained")
+        node.multiraft.after_round(followed)
+
+    def followed() -> None:
+        done.append("followed")
+
+    monkeypatch.setattr(Replica, "drain", drain)
+    with node.multiraft.batch():
+        node.multiraft.touch(group(0))
+        node.multiraft.touch(group(1))
+    assert done == ["drained", "drained", "followed"]
+
+
 def test_what_wakes_a_group_takes_the_stream_that_is_read_at_once() -> None:
     """A node whose groups all rest reads the urgent one at its ticks only."""
     node = Node(1)

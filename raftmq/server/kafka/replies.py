@@ -53,11 +53,13 @@ Pieces: TypeAlias = Sequence[Piece]
 class Drains(Protocol):
     """What the server knows of the engine of all replicas (`replication/multiraft.py`)."""
 
-    after_drain: list[Callable[[], None]]
-
     @property
     def is_draining(self) -> bool:
-        """True while effects of replicas are performed; `after_drain` follows."""
+        """True while effects of replicas are performed; what waits for `after_round` follows."""
+        ...
+
+    def after_round(self, call: Callable[[], None]) -> None:
+        """Call this once, after this round of drains or the next one."""
         ...
 
     def batch(self) -> AbstractContextManager[None]:
@@ -82,7 +84,6 @@ class ReplyBatch:
         self._depth = 0
         self._drains = drains
         self._waiting: dict[int, BatchedReplies] = {}
-        drains.after_drain.append(self.flush)
 
     @property
     def is_open(self) -> bool:
@@ -91,6 +92,8 @@ class ReplyBatch:
 
     def hold(self, replies: BatchedReplies) -> None:
         """Let `replies` send when the work is done."""
+        if not self._waiting:
+            self._drains.after_round(self.flush)
         self._waiting[id(replies)] = replies
 
     def flush(self) -> None:

@@ -21,8 +21,8 @@ class NoReplicas:
 
     is_draining = False
 
-    def __init__(self) -> None:
-        self.after_drain: list[Callable[[], None]] = []
+    def after_round(self, call: Callable[[], None]) -> None:
+        """There is never such a round."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Nothing is to be done at its end."""
