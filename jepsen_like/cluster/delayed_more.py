@@ -35,7 +35,7 @@ from jepsen_like.cluster.delayed import (
 from jepsen_like.cluster.kafka import Kafka, Lost
 from jepsen_like.cluster.transactional import Records, Running, TransactionalProducer
 from jepsen_like.invariants import InvariantViolation
-from raftmq.delays.asks import GIVEN_UP
+from raftmq.delays.headers import GIVEN_UP
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, Record

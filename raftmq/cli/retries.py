@@ -34,7 +34,7 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, out
-from raftmq.delays.asks import ATTEMPT, OWN_PREFIX, read_span
+from raftmq.delays.headers import ATTEMPT, OWN_PREFIX, read_span
 from raftmq.errors import ErrorCode
 from raftmq.metadata.config_keys import (
     DEAD_TO,

@@ -41,7 +41,7 @@ from uuid import UUID
 from attrs import evolve, frozen
 
 from raftmq.codec import OUTPUT_MAX, decompress
-from raftmq.delays.asks import Ask, Kind, RetryPolicy, delivered, key_digest, read_ask
+from raftmq.delays.headers import Kind, RetryPolicy, Schedule, delivered, key_digest, read_schedule
 from raftmq.delays.pending import Row
 from raftmq.delays.runs import Place
 from raftmq.errors import AheadError, CorruptBatchError
@@ -84,8 +84,8 @@ _GROUP: Final = struct.Struct(">16siq")
 
 @frozen(slots=True)
 class Lane:
-    """Those records of a delay partition that go together: to its target, or the dead ones of a
-    retry topic."""
+    """Records of a delay partition that are delivered in one order: the ordinary ones, or the dead
+    ones of a retry topic."""
 
     retry: RetryPolicy | None = None
     is_dead: bool = False
@@ -110,7 +110,8 @@ class Delivery:
     Attributes:
         at_ms: the time of the records when delivered.
         cursor: all that is pending up to there is done with.
-        offsets: of the records, in the order in which they are delivered; none where nothing is.
+        offsets: of the records, in the order in which they are delivered; empty where the note
+            only says that the delivery before was taken.
         given_up: of records that are not delivered, but dead; then `offsets` is empty.
     """
 
@@ -201,13 +202,13 @@ def plan(
 
 
 def nothing_after(before: Delivery) -> Delivery:
-    """What says that a delivery was taken."""
+    """A delivery of no records: its note says that the one `before` was taken."""
     return evolve(before, sequence=before.next_sequence, offsets=(), given_up=())
 
 
 def give_up(before: Delivery | None, places: Sequence[Place], at_ms: int) -> Delivery:
-    """What gives these entries up: the target of `before`, the last delivery, has taken that or
-    is gone."""
+    """A delivery of no records whose note gives these entries up. The one `before` was taken, or
+    its target is gone."""
     offsets = tuple(place.offset for place in places)
     if before is not None:
         return evolve(nothing_after(before), at_ms=at_ms, cursor=places[-1], given_up=offsets)
@@ -288,12 +289,14 @@ def delivered_batch(
 
 
 def _attempt_to_tell(record: Record, lane: Lane) -> tuple[int, bool]:
-    """Which attempt it is that a record is delivered for, of a dead one which was the last; and
+    """The number of the attempt that a record is delivered for, of a dead one that of the last; and
     whether it is dead because it was given up."""
     if lane.retry is None:
         return 0, False
-    ask = _ask_of(record, lane)
-    return (ask.attempt, not ask.is_dead) if lane.is_dead else (ask.attempt + 1, False)
+    schedule = _schedule_of(record, lane)
+    if lane.is_dead:
+        return schedule.attempt, not schedule.is_dead
+    return schedule.attempt + 1, False
 
 
 @frozen(slots=True)
@@ -345,8 +348,8 @@ def read_log(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Found
 
 
 def _rows_of_note(batch: Buffer, header: BatchHeader, lane: Lane) -> Iterator[Found]:
-    """What a note means: its own lane is done with what it names, and what the ordinary lane of a
-    retry topic gives up is remembered there, and pending in that of the dead."""
+    """What a note means to a lane. One of its own settles what it names. What the ordinary lane of
+    a retry topic gives up is remembered in that lane, and pending in the lane of the dead."""
     note = None
     if header.producer_id == lane.note_producer_id:
         note = read_note(batch)
@@ -365,21 +368,20 @@ def _rows_of_note(batch: Buffer, header: BatchHeader, lane: Lane) -> Iterator[Fo
 def rows_of(
     batch: Buffer, start: int, lane: Lane = ORDINARY, committed_ms: int = -1
 ) -> Iterator[Row]:
-    """What the records of one stored batch ask for in a lane, from offset `start` on; nothing of a
-    note. A record of the other lane only cancels here. `committed_ms`: the stamp of the marker,
-    where they are a transaction's."""
+    """The rows of one stored batch for a lane, from offset `start` on; none of a note. A record of
+    the other lane only cancels here. `committed_ms` is the stamp of the marker of a transaction."""
     header = parse_header(batch)
     if _is_note(header) or header.is_control:
         return
     for record, position in zip(read_records(batch), _positions(batch, header), strict=False):
         if record.offset < start:
             continue
-        ask = _ask_of(record, lane)
-        due_ms = max(ask.due_ms, committed_ms + 1)
+        schedule = _schedule_of(record, lane)
+        due_ms = max(schedule.due_ms, committed_ms + 1)
         key = None if record.key is None else key_digest(record.key)
-        if ask.kind is Kind.CANCEL or ask.is_dead == lane.is_dead:
-            yield Row(record.offset, due_ms, ask.kind, key, position)
-        elif ask.kind is Kind.REPLACE:
+        if schedule.kind is Kind.CANCEL or schedule.is_dead == lane.is_dead:
+            yield Row(record.offset, due_ms, schedule.kind, key, position)
+        elif schedule.kind is Kind.REPLACE:
             yield Row(record.offset, due_ms, Kind.CANCEL, key)
 
 
@@ -395,13 +397,13 @@ def _positions(batch: Buffer, header: BatchHeader) -> Iterator[int]:
         position += size
 
 
-def _ask_of(record: Record, lane: Lane) -> Ask:
-    """What a stored record asks for. It was looked at when it was produced; should it be read
-    otherwise now, it is due at once rather than lost."""
+def _schedule_of(record: Record, lane: Lane) -> Schedule:
+    """The schedule of a stored record. It was checked when it was produced; should it not be read
+    any more, the record is due at once rather than lost."""
     try:
-        return read_ask(record.key, record.headers, record.timestamp, 1 << 62, lane.retry)
+        return read_schedule(record.key, record.headers, record.timestamp, 1 << 62, lane.retry)
     except InvalidRecordError:
-        return Ask(Kind.ADD, record.timestamp)
+        return Schedule(Kind.ADD, record.timestamp)
 
 
 def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:

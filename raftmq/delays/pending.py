@@ -23,7 +23,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace, nsmallest
 from typing import Final, NamedTuple
 
-from raftmq.delays.asks import Kind
+from raftmq.delays.headers import Kind
 from raftmq.delays.runs import Entry, Place, Run, merged
 
 ENTRY_BYTES: Final = 46

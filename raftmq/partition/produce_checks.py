@@ -24,7 +24,7 @@ from weakref import WeakMethod
 from attrs import define, field, frozen
 
 from raftmq.codec import OutputTooLargeError, decompress, output_limit
-from raftmq.delays.asks import ADDED_BYTES_MAX, Kind, read_ask
+from raftmq.delays.headers import ADDED_BYTES_MAX, Kind, read_schedule
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError, RecordsRefusedError
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.ports import AppendResult
@@ -229,7 +229,7 @@ def _must_read(header: BatchHeader, settings: PartitionSettings) -> bool:
     )
 
 
-def _check_asks(
+def _check_schedules(
     batch: memoryview, header: BatchHeader, settings: PartitionSettings, now_ms: int
 ) -> None:
     """Refuse what a delay topic could not deliver, or would deliver otherwise than was meant."""
@@ -238,10 +238,10 @@ def _check_asks(
         size = len(record.key or b"") + len(record.value or b"") + ADDED_BYTES_MAX
         size += sum(len(name) + len(text or b"") + _PER_HEADER for name, text in record.headers)
         try:
-            ask = read_ask(
+            schedule = read_schedule(
                 record.key, record.headers, now_ms, settings.delay_max_ms, settings.retry
             )
-            if header.is_transactional and ask.kind is not Kind.ADD:
+            if header.is_transactional and schedule.kind is not Kind.ADD:
                 raise InvalidRecordError("nothing is cancelled or replaced in a transaction")
             if size + HEADER_SIZE > settings.max_message_bytes:
                 raise InvalidRecordError("too large to be delivered")
@@ -309,7 +309,7 @@ def open_batch(
     if settings.delivers_to:
         if allowance is not None and header.record_count > ASKS_INLINE_MAX:
             raise UndecidedError(cost)
-        _check_asks(batch, header, settings, now_ms)
+        _check_schedules(batch, header, settings, now_ms)
     odd = _odd_records(data, header, walked, settings, now_ms)
     if _must_rebuild(header, settings):
         if allowance is not None and len(data) > allowance.rebuilt_bytes:

@@ -9,7 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from raftmq.codec import Codec
-from raftmq.delays.asks import DELAY_MAX_MS, RetryPolicy
+from raftmq.delays.headers import DELAY_MAX_MS, RetryPolicy
 from raftmq.metadata.config_keys import (
     DEAD_TO,
     DELAY_MAX,

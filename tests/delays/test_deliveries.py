@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.codec import Codec
-from raftmq.delays.asks import ATTEMPT, CREATED, GIVEN_UP, SOURCE, Kind, RetryPolicy, key_digest
 from raftmq.delays.deliveries import (
     NOTE_PRODUCER_ID,
     ORDINARY,
@@ -34,6 +33,7 @@ from raftmq.delays.deliveries import (
     record_in,
     rows_of,
 )
+from raftmq.delays.headers import ATTEMPT, CREATED, GIVEN_UP, SOURCE, Kind, RetryPolicy, key_digest
 from raftmq.delays.pending import Row
 from raftmq.delays.runs import Place
 from raftmq.errors import CorruptBatchError

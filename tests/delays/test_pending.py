@@ -9,7 +9,7 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftmq.delays.asks import Kind, key_digest
+from raftmq.delays.headers import Kind, key_digest
 from raftmq.delays.pending import ENTRY_BYTES, FIRST, NEAR_MAX, RUN_MAX, Pending, Row
 from raftmq.delays.runs import DIGEST_BYTES, Place
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import attrs
 import pytest
 
-from raftmq.delays.asks import GIVEN_UP
 from raftmq.delays.deliveries import ORDINARY, Lane
+from raftmq.delays.headers import GIVEN_UP
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS
 from raftmq.node.delay_readings import ENTRIES_MIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftmq.codec import Codec
-from raftmq.delays.asks import RetryPolicy
+from raftmq.delays.headers import RetryPolicy
 from raftmq.errors import ErrorCode
 from raftmq.partition.partition import ACKS_ALL
 from raftmq.partition.ports import AppendResult, DeleteResult

@@ -1,4 +1,4 @@
-"""What a record of a delay topic asks for, in headers of text, and what is left of it on delivery.
+"""The headers of records in delay topics: the schedule that they ask for, and what delivery leaves.
 
 | header | |
 |---|---|
@@ -78,8 +78,8 @@ class RetryPolicy:
     factor_percent: int
 
     def back_off_ms(self, attempt: int) -> int:
-        """How long a record waits at least that was tried so often: whole numbers alone, since
-        leaders have to find the same."""
+        """The least time that a record waits which was tried `attempt` times. Computed in whole
+        numbers, so that every leader finds the same."""
         assert 0 < attempt < ATTEMPTS_MAX, "others are dead"
         back_off_ms = min(self.min_ms, self.max_ms)
         for _ in range(attempt - 1 if self.factor_percent > 100 else 0):
@@ -90,9 +90,15 @@ class RetryPolicy:
 
 
 @frozen(slots=True)
-class Ask:
-    """What one record asks for: `due_ms` is not before its append. `attempt` is how often it was
-    tried, 0 where the topic counts nothing; a dead record goes elsewhere."""
+class Schedule:
+    """What one record asks for.
+
+    Attributes:
+        kind: whether it is to be delivered itself, and what becomes of others of its key.
+        due_ms: when it is due, never before its append.
+        attempt: how often it was tried; 0 where the topic does not count.
+        is_dead: it was tried too often, and goes to the topic of the dead.
+    """
 
     kind: Kind
     due_ms: int
@@ -100,14 +106,14 @@ class Ask:
     is_dead: bool = False
 
 
-def read_ask(
+def read_schedule(
     key: bytes | None,
     headers: Headers,
     appended_ms: int,
     delay_max_ms: int = DELAY_MAX_MS,
     retry: RetryPolicy | None = None,
-) -> Ask:
-    """What a record asks for that is appended at that time.
+) -> Schedule:
+    """The schedule of a record that is appended at `appended_ms`.
 
     Raises:
         InvalidRecordError: a header that is not understood, and why.
@@ -118,20 +124,20 @@ def read_ask(
             if name in found:
                 raise InvalidRecordError(f"{name} is there twice")
             found[name] = _text(name, content)
-    ask = Ask(Kind.ADD, appended_ms)
+    schedule = Schedule(Kind.ADD, appended_ms)
     if found:
-        ask = _read_delay(key, found, appended_ms, delay_max_ms)
-    if retry is None or ask.kind is Kind.CANCEL:
-        return ask
-    return _retried(ask, read_attempt(headers), appended_ms, retry)
+        schedule = _read_delay(key, found, appended_ms, delay_max_ms)
+    if retry is None or schedule.kind is Kind.CANCEL:
+        return schedule
+    return _retried(schedule, read_attempt(headers), appended_ms, retry)
 
 
-def _retried(ask: Ask, attempt: int, appended_ms: int, retry: RetryPolicy) -> Ask:
-    """The same in a retry topic, where nothing comes back sooner than its back-off."""
+def _retried(schedule: Schedule, attempt: int, appended_ms: int, retry: RetryPolicy) -> Schedule:
+    """The schedule in a retry topic: nothing comes back before its back-off is over."""
     if attempt >= retry.attempts:
-        return Ask(ask.kind, appended_ms, attempt, is_dead=True)
-    due_ms = max(ask.due_ms, appended_ms + retry.back_off_ms(attempt))
-    return Ask(ask.kind, due_ms, attempt)
+        return Schedule(schedule.kind, appended_ms, attempt, is_dead=True)
+    due_ms = max(schedule.due_ms, appended_ms + retry.back_off_ms(attempt))
+    return Schedule(schedule.kind, due_ms, attempt)
 
 
 def read_attempt(headers: Headers) -> int:
@@ -151,7 +157,7 @@ def read_attempt(headers: Headers) -> int:
 
 def _read_delay(
     key: bytes | None, found: dict[str, str], appended_ms: int, delay_max_ms: int
-) -> Ask:
+) -> Schedule:
     unknown = [name for name in found if name not in (AT, AFTER, MODE)]
     if unknown:
         raise InvalidRecordError(f"there is no header {unknown[0][:VALUE_BYTES_MAX]!r}")
@@ -165,7 +171,7 @@ def _read_delay(
         due_ms = max(appended_ms, read_time(found[AT]))
     if due_ms - appended_ms > delay_max_ms:
         raise InvalidRecordError(f"due in more than raftmq.delay.max.ms {delay_max_ms}")
-    return Ask(kind, due_ms)
+    return Schedule(kind, due_ms)
 
 
 def _kind(found: dict[str, str]) -> Kind:
@@ -225,8 +231,13 @@ def key_digest(key: bytes) -> bytes:
 def delivered(
     record: Record, created_ms: int, source: str, attempt: int = 0, is_given_up: bool = False
 ) -> NewRecord:
-    """A record as it is delivered; `source` says where it waited, `attempt` which one comes, of a
-    dead record which was the last (0: none is counted)."""
+    """A record as it is delivered.
+
+    Args:
+        source: where it waited.
+        attempt: the number of the attempt that it is delivered for, of a dead record that of the
+            last one; 0 where attempts are not counted.
+    """
     kept = [
         (name, content)
         for name, content in record.headers

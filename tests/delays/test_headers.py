@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmq.delays.asks import (
+from raftmq.delays.headers import (
     ADDED_BYTES_MAX,
     ATTEMPT,
     CREATED,
     DELAY_MAX_MS,
     SOURCE,
-    Ask,
     Kind,
     RetryPolicy,
+    Schedule,
     delivered,
     key_digest,
-    read_ask,
+    read_schedule,
 )
 from raftmq.errors import ErrorCode
 from raftmq.records import InvalidRecordError, NewRecord, Record, encode_record
@@ -25,8 +25,8 @@ from raftmq.records import InvalidRecordError, NewRecord, Record, encode_record
 NOW = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 
 
-def ask(*headers: tuple[str, bytes | None], key: bytes | None = b"k") -> Ask:
-    return read_ask(key, headers, NOW)
+def schedule(*headers: tuple[str, bytes | None], key: bytes | None = b"k") -> Schedule:
+    return read_schedule(key, headers, NOW)
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def ask(*headers: tuple[str, bytes | None], key: bytes | None = b"k") -> Ask:
     ],
 )
 def test_when_a_record_is_due(name: str, text: bytes, due_ms: int) -> None:
-    assert ask((name, text), key=None) == Ask(Kind.ADD, due_ms)
+    assert schedule((name, text), key=None) == Schedule(Kind.ADD, due_ms)
 
 
 def test_without_headers_a_record_is_due_at_once() -> None:
-    assert ask(("trace", b"x"), key=None) == Ask(Kind.ADD, NOW)
+    assert schedule(("trace", b"x"), key=None) == Schedule(Kind.ADD, NOW)
 
 
 def test_what_cancels_and_what_replaces() -> None:
-    assert ask(("deliver-at", b"never")) == Ask(Kind.CANCEL, NOW)
-    both = ask(("deliver-mode", b"replace"), ("deliver-after", b"1s"))
-    assert both == Ask(Kind.REPLACE, NOW + 1_000)
-    assert ask(("deliver-mode", b"add"), ("deliver-after", b"1s")).kind is Kind.ADD
-    assert ask(("deliver-mode", b"replace"), ("deliver-at", b"never")).kind is Kind.CANCEL
+    assert schedule(("deliver-at", b"never")) == Schedule(Kind.CANCEL, NOW)
+    both = schedule(("deliver-mode", b"replace"), ("deliver-after", b"1s"))
+    assert both == Schedule(Kind.REPLACE, NOW + 1_000)
+    assert schedule(("deliver-mode", b"add"), ("deliver-after", b"1s")).kind is Kind.ADD
+    assert schedule(("deliver-mode", b"replace"), ("deliver-at", b"never")).kind is Kind.CANCEL
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_what_cancels_and_what_replaces() -> None:
 )
 def test_what_is_refused(headers: list[tuple[str, bytes | None]]) -> None:
     with pytest.raises(InvalidRecordError) as caught:
-        ask(*headers)
+        schedule(*headers)
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
 @pytest.mark.parametrize("header", [("deliver-at", b"never"), ("deliver-mode", b"replace")])
 def test_without_a_key_there_is_nothing_to_cancel(header: tuple[str, bytes]) -> None:
     with pytest.raises(InvalidRecordError, match="needs a key"):
-        ask(header, key=None)
+        schedule(header, key=None)
 
 
 @given(
@@ -110,7 +110,7 @@ def test_without_a_key_there_is_nothing_to_cancel(header: tuple[str, bytes]) -> 
 )
 def test_any_headers_are_read_or_refused(headers: list[tuple[str, bytes | None]]) -> None:
     try:
-        found = ask(*headers)
+        found = schedule(*headers)
     except InvalidRecordError:
         return
     assert NOW <= found.due_ms <= NOW + DELAY_MAX_MS
@@ -145,8 +145,8 @@ def test_keys_are_told_apart() -> None:
 RETRY = RetryPolicy(attempts=5, min_ms=1_000, max_ms=3_000, factor_percent=150)
 
 
-def retried(*headers: tuple[str, bytes], key: bytes | None = b"k") -> Ask:
-    return read_ask(key, headers, NOW, retry=RETRY)
+def retried(*headers: tuple[str, bytes], key: bytes | None = b"k") -> Schedule:
+    return read_schedule(key, headers, NOW, retry=RETRY)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def retried(*headers: tuple[str, bytes], key: bytes | None = b"k") -> Ask:
 )
 def test_the_wait_grows_with_each_attempt(attempt: int | None, due_ms: int) -> None:
     told = [] if attempt is None else [(ATTEMPT, b"%d" % attempt)]
-    assert retried(*told, key=None) == Ask(Kind.ADD, NOW + due_ms, attempt or 1)
+    assert retried(*told, key=None) == Schedule(Kind.ADD, NOW + due_ms, attempt or 1)
 
 
 @pytest.mark.parametrize("attempt", [5, 6, 999_999])
 def test_after_the_last_attempt_a_record_is_dead_at_once(attempt: int) -> None:
     told = (ATTEMPT, b"%d" % attempt)
-    assert retried(told) == Ask(Kind.ADD, NOW, attempt, is_dead=True)
-    assert retried(told, ("deliver-after", b"1h")) == Ask(Kind.ADD, NOW, attempt, is_dead=True)
+    assert retried(told) == Schedule(Kind.ADD, NOW, attempt, is_dead=True)
+    assert retried(told, ("deliver-after", b"1h")) == Schedule(Kind.ADD, NOW, attempt, is_dead=True)
     assert retried(told, ("deliver-at", b"never")).kind is Kind.CANCEL
 
 
@@ -175,7 +175,9 @@ def test_who_retries_may_ask_for_a_longer_wait_and_not_for_a_shorter_one() -> No
 def test_an_attempt_that_is_no_number_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidRecordError, match="raftmq-attempt is one number"):
         retried((ATTEMPT, text))
-    assert ask((ATTEMPT, text)) == Ask(Kind.ADD, NOW), "where nothing is counted it says nothing"
+    assert schedule((ATTEMPT, text)) == Schedule(Kind.ADD, NOW), (
+        "nothing is counted here"
+    )
 
 
 def test_two_attempts_are_refused() -> None:
