@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from jepsen_like.bug import Bug, patching
 from jepsen_like.cluster import stress
 from raftmq.controller import mover
-from raftmq.controller.moves import Deaths, Survey, Targets
+from raftmq.controller.moves import DeadBrokers, Survey, Targets
 from raftmq.metadata import apply, apply_moves, voters
 from raftmq.metadata.commands import Envelope, ReassignPartition
 from raftmq.metadata.image import BrokerImage, MetadataImage, PartitionImage
@@ -101,11 +101,13 @@ def _fit(
 
 def _all_overdue(
     survey: Survey, down_since_ms: Mapping[NodeId, float], after_ms: float | None, now_ms: float
-) -> Deaths:
+) -> DeadBrokers:
     """However many are missing, what they had is made again."""
     if after_ms is None:
-        return Deaths()
-    return Deaths(tuple(n for n, at in sorted(down_since_ms.items()) if now_ms - at >= after_ms))
+        return DeadBrokers()
+    return DeadBrokers(
+        tuple(n for n, at in sorted(down_since_ms.items()) if now_ms - at >= after_ms)
+    )
 
 
 def _going_on(image: MetadataImage, configuration: Configuration) -> list[NodeId]:
@@ -161,6 +163,6 @@ ELASTIC_BUGS: Final[dict[str, Bug]] = {
         patching((voters, "_staying", _going_on)), stress.votes, 5, (), ("Liveness",)
     ),
     "repair-though-two-are-dead": Bug(
-        patching((mover, "judge_deaths", _all_overdue)), stress.deaths, 5, (), ("RepairWaits",)
+        patching((mover, "find_dead_brokers", _all_overdue)), stress.deaths, 5, (), ("RepairWaits",)
     ),
 }

@@ -23,12 +23,12 @@ from attrs import evolve, frozen
 from raftmq.controller.leaders import LeaderTable
 from raftmq.controller.moves import (
     Bounds,
-    Deaths,
+    DeadBrokers,
     Figures,
     Step,
     Survey,
     figures,
-    judge_deaths,
+    find_dead_brokers,
     next_moves,
 )
 from raftmq.controller.replacement import next_end
@@ -85,7 +85,7 @@ class Mover:
         self._is_silent = is_silent
         self.survey = Survey()
         self.bounds = Bounds(limit_of=limit_of)
-        self.deaths = Deaths()
+        self.dead_brokers = DeadBrokers()
         self._replace_after_ms: float | None = None
         self._image: MetadataImage = EMPTY_IMAGE
         self._down: dict[NodeId, _Down] = {}
@@ -135,7 +135,7 @@ class Mover:
         if before.brokers is not image.brokers:
             self._watch_brokers(image, now_ms)
         self.survey.see(image, self.bounds.dead, now_ms)
-        if self._down or self.deaths != Deaths():
+        if self._down or self.dead_brokers != DeadBrokers():
             self._judge(now_ms)
 
     def _read_configs(self, image: MetadataImage) -> None:
@@ -161,21 +161,21 @@ class Mover:
 
     def _judge(self, now_ms: float) -> None:
         """Which brokers are dead by now, and whether anything is done about it."""
-        deaths = Deaths()
+        dead_brokers = DeadBrokers()
         if self._image.level >= LEVEL_OF_MOVES:
             since_ms = {node_id: down.since_ms for node_id, down in self._down.items()}
-            deaths = judge_deaths(self.survey, since_ms, self._replace_after_ms, now_ms)
-        before, self.deaths = self.deaths, deaths
-        if deaths == before:
+            dead_brokers = find_dead_brokers(self.survey, since_ms, self._replace_after_ms, now_ms)
+        before, self.dead_brokers = self.dead_brokers, dead_brokers
+        if dead_brokers == before:
             return
-        for node_id in deaths.dead:
+        for node_id in dead_brokers.dead:
             if node_id not in before.dead:
                 count = len(self.survey.named.get(node_id, ()))
                 _log.warning("dead broker replaced", broker=node_id, replicas=count)
-        if deaths.held_back and deaths.held_back != before.held_back:
-            _log.warning("dead brokers not replaced", reason=deaths.held_back)
-        self.bounds = evolve(self.bounds, dead=deaths.dead)
-        self.survey.see(self._image, deaths.dead, now_ms)
+        if dead_brokers.held_back and dead_brokers.held_back != before.held_back:
+            _log.warning("dead brokers not replaced", reason=dead_brokers.held_back)
+        self.bounds = evolve(self.bounds, dead=dead_brokers.dead)
+        self.survey.see(self._image, dead_brokers.dead, now_ms)
 
     # ---- what is proposed ----
 

@@ -125,7 +125,7 @@ def going_nodes(image: MetadataImage, dead: Sequence[NodeId] = ()) -> dict[NodeI
 
 
 class Survey:
-    """Of one image, what matters for moves, kept up as images follow each other.
+    """What matters for moves in the newest image, kept up as images follow each other.
 
     Attributes:
         image: the newest that was seen.
@@ -262,8 +262,8 @@ def _planner(partition: PartitionImage) -> Origin:
 
 
 @frozen(slots=True)
-class Moved:
-    """A partition's replicas without those that must go, as far as there are places for them.
+class Relocation:
+    """Where a partition's replicas go: those that must leave are replaced as far as possible.
 
     Attributes:
         stuck: why a replica that must go cannot, for each such broker.
@@ -307,7 +307,7 @@ class Targets:
         """True while a broker may hold another replica."""
         return self._held.get(node_id, 0) < self._limit_of(node_id)
 
-    def moved(self, partition: PartitionImage) -> Moved:
+    def moved(self, partition: PartitionImage) -> Relocation:
         """Where the replicas of brokers that are going should be instead, in the same order."""
         going = self._going
         leaving = [n for n in partition.replicas if n in going]
@@ -323,7 +323,7 @@ class Targets:
             replicas[replicas.index(node_id)] = chosen
             kept.append(chosen)
             origin = origin or going[node_id]
-        return Moved(tuple(replicas), origin, stuck)
+        return Relocation(tuple(replicas), origin, stuck)
 
     def _choose(
         self,
@@ -622,22 +622,28 @@ class _Turn:
 
 
 @frozen(slots=True)
-class Deaths:
-    """The brokers whose replicas are to be made again now; or why none is, though one is dead."""
+class DeadBrokers:
+    """The brokers that have been down for too long.
+
+    Attributes:
+        dead: those whose replicas are to be made again elsewhere now.
+        held_back: why there are none though some are overdue; "" otherwise.
+    """
 
     dead: Replicas = ()
     held_back: str = ""
 
 
-def judge_deaths(
+def find_dead_brokers(
     survey: Survey, down_since_ms: Mapping[NodeId, float], after_ms: float | None, now_ms: float
-) -> Deaths:
-    """Which brokers have been down for too long.
+) -> DeadBrokers:
+    """Find the brokers that have been down for too long.
 
-    Where more than one is missing it is rather the network, or a rack's power, than their disks:
-    to copy everything then would do harm. Brokers that an operator has sent away are not missing.
-    Nor does one count that has nothing left that could be made again, since its partitions have no
-    majority without it (those of one replica, or two): it would keep others from it for ever.
+    Where more than one is missing, the network or a rack's power is more likely the reason than
+    their disks, and to copy everything then would do harm. Brokers that an operator has sent away
+    are not missing. A broker all of whose partitions have no majority without it (those of one
+    replica, or of two) does not count: nothing of it could be made again, and it would hold back
+    the others for ever.
 
     Args:
         survey: of the newest image.
@@ -656,14 +662,14 @@ def judge_deaths(
         and survey.holds_any(node_id)
     ]
     if after_ms is None:
-        return Deaths()
+        return DeadBrokers()
     overdue = [n for n in missing if now_ms - down_since_ms[n] >= after_ms]
     counting = [n for n in missing if survey.mendable.get(n)]
     if overdue and len(counting) > 1:
         racks = sorted({r for n in counting if (r := image.brokers[n].rack) is not None})
         where = f" (racks {','.join(racks)})" if racks else ""
-        return Deaths(held_back=f"{_are_down(counting)}{where}, more than one")
-    return Deaths(tuple(overdue))
+        return DeadBrokers(held_back=f"{_are_down(counting)}{where}, more than one")
+    return DeadBrokers(tuple(overdue))
 
 
 # ---- telling ----
@@ -702,8 +708,8 @@ class MoveRow:
 
 
 @frozen(slots=True)
-class Foreseen:
-    """What the planner would do for brokers that must go, from now on and undisturbed.
+class Forecast:
+    """What the planner will do about brokers that must go, if nothing else happens.
 
     Attributes:
         moves: in the order in which they begin.
@@ -716,12 +722,12 @@ class Foreseen:
     leaderless: tuple[Stuck, ...] = ()
 
 
-def foresee(
+def forecast(
     image: MetadataImage,
     leaders: LeaderTable | None,
     bounds: Bounds,
     nodes: Sequence[NodeId],
-) -> Foreseen:
+) -> Forecast:
     """Every move that takes a replica off one of these brokers, which the image says must go."""
     survey = Survey(image, bounds.dead)
     targets = Targets(survey, bounds)
@@ -739,7 +745,7 @@ def foresee(
             moves.append(
                 MoveRow(*name, moved.origin, partition.replicas, moved.replicas, is_running=False)
             )
-    return Foreseen(tuple(moves), tuple(stuck), tuple(leaderless))
+    return Forecast(tuple(moves), tuple(stuck), tuple(leaderless))
 
 
 def move_rows(survey: Survey, leaders: LeaderTable, bounds: Bounds) -> Iterator[MoveRow]:

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 from attrs import evolve, frozen
 
 from raftmq.controller.leaders import LeaderTable
-from raftmq.controller.moves import Bounds, Stuck, Survey, first_names, foresee, node_progress
+from raftmq.controller.moves import Bounds, Stuck, Survey, first_names, forecast, node_progress
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import ChangeNodesCall, Outcome, Outcomes
 from raftmq.metadata.commands import ChangeNodes, NodeChange, NodeState, UnregisterBroker
@@ -484,16 +484,16 @@ def drain_steps(
     Raises:
         KafkaError: some have no place to go to.
     """
-    foreseen = foresee(image, leaders, bounds, node_ids)
-    if foreseen.stuck:
-        names = [f"{row.topic}-{row.partition}" for row in foreseen.stuck]
+    expected = forecast(image, leaders, bounds, node_ids)
+    if expected.stuck:
+        names = [f"{row.topic}-{row.partition}" for row in expected.stuck]
         raise KafkaError(
-            f"{_counted(names)} cannot go: {foreseen.stuck[0].reason}. Start and add another node, "
+            f"{_counted(names)} cannot go: {expected.stuck[0].reason}. Start and add another node, "
             "or give one of these room",
             code=ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
     counts: dict[tuple[NodeId, NodeId], int] = {}
-    for move in foreseen.moves:
+    for move in expected.moves:
         for old, new in zip(move.before, move.after, strict=True):
             if old != new:
                 counts[old, new] = counts.get((old, new), 0) + 1
@@ -501,7 +501,7 @@ def drain_steps(
         f"{count} partition replicas go from node {old} to node {new}"
         for (old, new), count in sorted(counts.items())
     ]
-    if foreseen.leaderless:
-        names = [f"{row.topic}-{row.partition}" for row in foreseen.leaderless]
-        steps.append(f"{_counted(names)} must wait: {foreseen.leaderless[0].reason}")
+    if expected.leaderless:
+        names = [f"{row.topic}-{row.partition}" for row in expected.leaderless]
+        steps.append(f"{_counted(names)} must wait: {expected.leaderless[0].reason}")
     return steps

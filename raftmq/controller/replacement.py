@@ -21,7 +21,7 @@ from typing import Final
 from attrs import frozen
 
 from raftmq.controller.leaders import LeaderTable
-from raftmq.controller.moves import Bounds, first_names, foresee
+from raftmq.controller.moves import Bounds, first_names, forecast
 from raftmq.controller.node_changes import IsHeard, lives
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_brokers import with_replacement
@@ -215,9 +215,9 @@ def _partition_steps(image: MetadataImage, old_id: NodeId, bounds: Bounds) -> li
     Raises:
         KafkaError: no broker can take a partition.
     """
-    foreseen = foresee(image, None, bounds, (old_id,))
-    if foreseen.stuck:
-        first, more = foreseen.stuck[0], len(foreseen.stuck) - 1
+    expected = forecast(image, None, bounds, (old_id,))
+    if expected.stuck:
+        first, more = expected.stuck[0], len(expected.stuck) - 1
         raise KafkaError(
             f"{first.topic}-{first.partition}: {first.reason}{f' (and {more} more)' * (more > 0)}: "
             "start another node",
@@ -225,7 +225,7 @@ def _partition_steps(image: MetadataImage, old_id: NodeId, bounds: Bounds) -> li
         )
     targets: dict[NodeId, int] = {}
     leaderless = []
-    for row in foreseen.moves:
+    for row in expected.moves:
         successor = row.after[row.before.index(old_id)]
         targets[successor] = targets.get(successor, 0) + 1
         partition = image.topics[row.topic].partition(row.partition)

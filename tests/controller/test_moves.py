@@ -16,16 +16,16 @@ from raftmq.controller.moves import (
     LONG_MS,
     LOOKS_MAX,
     Bounds,
-    Deaths,
+    DeadBrokers,
     Figures,
     MoveRow,
     Step,
     Survey,
     Targets,
     figures,
-    foresee,
+    find_dead_brokers,
+    forecast,
     is_moving,
-    judge_deaths,
     move_rows,
     next_moves,
     node_progress,
@@ -550,31 +550,31 @@ def test_a_plan_goes_on_under_its_own_name_after_a_repair() -> None:
     assert late.code is ErrorCode.INVALID_UPDATE_VERSION
 
 
-def deaths(world: World, after_ms: float | None = 100.0, now_ms: float = 100.0) -> Deaths:
+def dead(world: World, after_ms: float | None = 100.0, now_ms: float = 100.0) -> DeadBrokers:
     down = {n: 0.0 for n in sorted(world.image.brokers) if world.image.brokers[n].is_fenced}
     world.survey.see(world.image, (), now_ms)
-    return judge_deaths(world.survey, down, after_ms, now_ms)
+    return find_dead_brokers(world.survey, down, after_ms, now_ms)
 
 
 def test_a_broker_is_dead_after_the_set_time_only() -> None:
     world = World([None] * 4, [(1, 2, 3)])
     world.kill(3)
-    assert deaths(world, now_ms=99.0) == Deaths()
-    assert deaths(world) == Deaths((node(3),))
-    assert deaths(world, after_ms=None) == Deaths()
+    assert dead(world, now_ms=99.0) == DeadBrokers()
+    assert dead(world) == DeadBrokers((node(3),))
+    assert dead(world, after_ms=None) == DeadBrokers()
     world.kill(4)
-    assert deaths(world) == Deaths((node(3),)), "node 4 holds nothing"
+    assert dead(world) == DeadBrokers((node(3),)), "node 4 holds nothing"
 
 
 def test_more_than_one_dead_broker_is_rather_the_network() -> None:
     world = World(["a", "b", "c", "d"], [(1, 2, 3), (1, 2, 4)])
     world.kill(3)
     world.kill(4)
-    assert deaths(world) == Deaths(held_back="nodes 3,4 are down (racks c,d), more than one")
+    assert dead(world) == DeadBrokers(held_back="nodes 3,4 are down (racks c,d), more than one")
     world.set_state(4, NodeState.MAINTENANCE)
-    assert deaths(world) == Deaths((node(3),)), "an operator knows of node 4"
+    assert dead(world) == DeadBrokers((node(3),)), "an operator knows of node 4"
     world.set_state(3, NodeState.DRAINING)
-    assert deaths(world) == Deaths(), "its drain sees to it"
+    assert dead(world) == DeadBrokers(), "its drain sees to it"
 
 
 @pytest.mark.parametrize("alone", [(1,), (1, 3)], ids=["one replica", "two replicas"])
@@ -582,22 +582,22 @@ def test_what_cannot_be_made_again_keeps_no_other_broker_from_it(alone: tuple[in
     """It counted as missing for ever, and no later death was seen to until it was drained."""
     world = World([None] * 6, [(2, 3, 1), (2, 3, 4)], [alone])
     world.kill(1)
-    assert deaths(world) == Deaths((node(1),))
+    assert dead(world) == DeadBrokers((node(1),))
     world.kill(4)
-    assert deaths(world).held_back == "nodes 1,4 are down, more than one"
+    assert dead(world).held_back == "nodes 1,4 are down, more than one"
     world.revive(4)
     world.bounds = Bounds(dead=(node(1),))
     world.settle()
     assert world.partition(0).replicas == (2, 3, 5)
     assert world.survey.holds_any(node(1))
     world.kill(4)
-    assert deaths(world) == Deaths((node(1), node(4)))
+    assert dead(world) == DeadBrokers((node(1), node(4)))
     world.bounds = Bounds(dead=(node(1), node(4)))
     world.settle()
     assert world.partition(1).replicas == (2, 3, 6)
     world.kill(6)
     world.kill(5)
-    assert deaths(world).held_back == "nodes 5,6 are down, more than one"
+    assert dead(world).held_back == "nodes 5,6 are down, more than one"
 
 
 def test_the_survey_of_what_can_be_made_again_keeps_up() -> None:
@@ -654,7 +654,7 @@ def test_a_cancelled_drain_takes_back_what_has_not_caught_up() -> None:
 
 def test_what_is_foreseen_is_what_happens() -> None:
     world = World(["a", "b", "c", "a", "b", "c"], [(1, 2, 3), (3, 1, 2), (4, 2, 3)] * 7)
-    seen = foresee(drained(world.image, 3), world.leaders, world.bounds, [node(3)])
+    seen = forecast(drained(world.image, 3), world.leaders, world.bounds, [node(3)])
     assert seen.stuck == seen.leaderless == ()
     world.set_state(3, NodeState.DRAINING)
     steps = world.settle()
@@ -668,7 +668,7 @@ def test_what_cannot_go_is_foreseen_by_name() -> None:
     world = World([None] * 3, [(1, 2, 3)], [(1,)])
     world.kill(1)
     after = drained(world.image, 1)
-    seen = foresee(after, world.leaders, world.bounds, [node(1)])
+    seen = forecast(after, world.leaders, world.bounds, [node(1)])
     assert [(s.topic, s.partition) for s in seen.stuck] == [("t1", 0)]
     assert [(s.topic, s.partition) for s in seen.leaderless] == [("t2", 0)]
     assert [(row.topic, row.after) for row in seen.moves] == [("t2", (2,))]

@@ -175,9 +175,7 @@ def test_who_retries_may_ask_for_a_longer_wait_and_not_for_a_shorter_one() -> No
 def test_an_attempt_that_is_no_number_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidRecordError, match="raftmq-attempt is one number"):
         retried((ATTEMPT, text))
-    assert schedule((ATTEMPT, text)) == Schedule(Kind.ADD, NOW), (
-        "nothing is counted here"
-    )
+    assert schedule((ATTEMPT, text)) == Schedule(Kind.ADD, NOW), "nothing is counted here"
 
 
 def test_two_attempts_are_refused() -> None:
