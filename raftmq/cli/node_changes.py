@@ -52,8 +52,8 @@ Voters = Annotated[
 ]
 
 
-class Told:
-    """What a node told of all nodes and of the moves."""
+class NodesAnswer:
+    """What a node answers about all nodes and the moves."""
 
     def __init__(self, port: AdminPort) -> None:
         pages = port.get("/nodes"), port.get("/moves")
@@ -74,7 +74,7 @@ class Told:
         return ", ".join(ids)
 
 
-Look = Callable[[Told], Progress]
+Look = Callable[[NodesAnswer], Progress]
 
 
 def add(
@@ -94,16 +94,16 @@ def add(
     Examples: raftmq node add 4 5 --dry-run
     """
 
-    def look(told: Told) -> Progress:
+    def look(answer: NodesAnswer) -> Progress:
         moves = [
-            m for m in told.moves if any(n in m["after"] and n not in m["before"] for n in ids)
+            m for m in answer.moves if any(n in m["after"] and n not in m["before"] for n in ids)
         ]
-        is_in = all(told.state(n) not in (None, "new") for n in ids)
-        voting = f"metadata voters: {told.votes}"
-        if not told.is_voting_settled:
+        is_in = all(answer.state(n) not in (None, "new") for n in ids)
+        voting = f"metadata voters: {answer.votes}"
+        if not answer.is_voting_settled:
             voting += " (more to come)"
         text = f"{voting}; partitions still to come: {len(moves)}"
-        if is_in and told.is_voting_settled and not moves:
+        if is_in and answer.is_voting_settled and not moves:
             text = f"done: {_named(ids)} part of the cluster; {voting}"
             return Progress(text, 0, is_done=True)
         return Progress(text, len(moves), is_done=False)
@@ -130,13 +130,13 @@ def drain(
     Examples: raftmq node drain 3; raftmq node drain 3 --cancel
     """
 
-    def look(told: Told) -> Progress:
-        rows = [told.changes[n] for n in ids if n in told.changes]
+    def look(answer: NodesAnswer) -> Progress:
+        rows = [answer.changes[n] for n in ids if n in answer.changes]
         for node_id in ids:
-            if told.state(node_id) not in (None, "draining"):
+            if answer.state(node_id) not in (None, "draining"):
                 raise CommandError(f"node {node_id} does not drain any more: it was cancelled")
         if all(row["is_empty"] for row in rows):
-            removal = " ".join(f"`raftmq node remove {n}`" for n in ids if n in told.nodes)
+            removal = " ".join(f"`raftmq node remove {n}`" for n in ids if n in answer.nodes)
             text = f"done: {_named(ids)} empty; stop it, then {removal}"
             return Progress(text, 0, is_done=True)
         return Progress(
@@ -150,8 +150,8 @@ def drain(
             ],
         )
 
-    def look_back(told: Told) -> Progress:
-        moves = [m for m in told.moves if m["origin"] == "drain" and set(ids) & set(m["before"])]
+    def look_back(answer: NodesAnswer) -> Progress:
+        moves = [m for m in answer.moves if m["origin"] == "drain" and set(ids) & set(m["before"])]
         text = f"partitions on their way back: {len(moves)}"
         if not moves:
             text = f"done: {_named(ids)} active again, with what had not moved"
@@ -184,8 +184,8 @@ def remove(
     Examples: raftmq node remove 3
     """
 
-    def look(told: Told) -> Progress:
-        is_gone = node_id not in told.nodes
+    def look(answer: NodesAnswer) -> Progress:
+        is_gone = node_id not in answer.nodes
         text = f"done: node {node_id} is gone" if is_gone else "it leaves the metadata group"
         return Progress(text, int(not is_gone), is_done=is_gone)
 
@@ -251,8 +251,8 @@ def maintenance(
     Examples: raftmq node maintenance 3; raftmq node maintenance 3 --end
     """
 
-    def look(told: Told) -> Progress:
-        row = told.changes.get(node_id)
+    def look(answer: NodesAnswer) -> Progress:
+        row = answer.changes.get(node_id)
         if row is None or row["state"] != "maintenance":
             return Progress(f"node {node_id} is in no maintenance", 1, is_done=False)
         if row["is_idle"]:
@@ -279,9 +279,9 @@ def change_voters(
 ) -> None:
     """Have another number of nodes vote on metadata, and watch it."""
 
-    def look(told: Told) -> Progress:
-        text = f"metadata voters: {told.votes}"
-        is_done = told.is_voting_settled
+    def look(answer: NodesAnswer) -> Progress:
+        text = f"metadata voters: {answer.votes}"
+        is_done = answer.is_voting_settled
         return Progress(f"done: {text}" if is_done else text, int(not is_done), is_done=is_done)
 
     asked = {"ids": [], "change": "", "voters": voters}
@@ -289,8 +289,8 @@ def change_voters(
 
 
 def _reached(node_id: int, state: str, word: str) -> Look:
-    def look(told: Told) -> Progress:
-        is_done = told.state(node_id) == state
+    def look(answer: NodesAnswer) -> Progress:
+        is_done = answer.state(node_id) == state
         text = f"done: node {node_id} is {word}" if is_done else f"node {node_id} is not {word} yet"
         return Progress(text, int(not is_done), is_done=is_done)
 
@@ -348,7 +348,7 @@ def _run(
             return
         pace = Pace()
         end = watch(
-            lambda: look(Told(port)),
+            lambda: look(NodesAnswer(port)),
             lambda progress, now: pace.left_text(progress.left, now),
             wait,
             unfinished="it is not done yet",
