@@ -36,7 +36,7 @@ from raftmq.controller.mover import Mover
 from raftmq.controller.moves import Figures, Survey, figures
 from raftmq.controller.node_changes import Change, drain_steps, plan_change
 from raftmq.controller.replacement import plan_replacement
-from raftmq.controller.rules import plan_rules
+from raftmq.controller.security import plan_rules, plan_users
 from raftmq.controller.shrinking import plan_shrink
 from raftmq.controller.topic_validation import (
     NO_ID,
@@ -48,7 +48,6 @@ from raftmq.controller.topic_validation import (
     plan_topic,
     planned_load_of,
 )
-from raftmq.controller.users import plan_users
 from raftmq.controller.view_validation import deletable, is_view, plan_view
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.apply_moves import is_news

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from raftmq.controller.rules import FILTERS_MAX
+from raftmq.controller.security import FILTERS_MAX
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import CreateAclsCall, DeleteAclsCall, Outcome
 from raftmq.metadata.commands import RULES_PER_COMMAND_MAX
