@@ -29,7 +29,7 @@ from benchmarks.clients import admin, wait_until
 from benchmarks.errors import BenchmarkError
 from benchmarks.secured import KafkaSecurity, admit_user, let_in
 from benchmarks.targets import Target, read_cluster_file
-from raftmq.runtime.throw_away import USER, ThrowAway
+from raftmq.runtime.throw_away import USER, ThrowAwaySecurity
 
 HOST: Final = "127.0.0.1"
 ENGINES: Final = ("raftmq", "kafka")
@@ -230,7 +230,7 @@ class RaftmqCluster(LocalCluster):
         wait_until(f"{last.name} of raftmq dev", _READY_S, is_written)
         self._adopt(read_cluster_file(file))
         if self._is_secured:
-            made = ThrowAway.of(self.folder / "security")
+            made = ThrowAwaySecurity.of(self.folder / "security")
             assert made is not None
             let_in(self.target, made)
 

@@ -25,7 +25,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.targets import Target
 from raftmq.cli.dev_cluster import user_rules
 from raftmq.rights import KIND_CODES, OPERATION_CODES, PATTERN_CODES, PERMISSION_CODES, Rule
-from raftmq.runtime.throw_away import ADMIN, MECHANISM, USER, ThrowAway
+from raftmq.runtime.throw_away import ADMIN, MECHANISM, USER, ThrowAwaySecurity
 
 LIMIT_S: Final = 60.0
 _AGAIN_S: Final = 0.2
@@ -61,7 +61,7 @@ super.users={super_users}
 class KafkaSecurity:
     """What the nodes of one Kafka cluster show, and who may come."""
 
-    made: ThrowAway
+    made: ThrowAwaySecurity
     nodes: range
 
     @classmethod
@@ -71,7 +71,7 @@ class KafkaSecurity:
         Raises:
             RaftmqError: they cannot be made.
         """
-        return cls(ThrowAway.make(folder, "scram", nodes), nodes)
+        return cls(ThrowAwaySecurity.make(folder, "scram", nodes), nodes)
 
     def listeners(self, node: int, port: int, peer_port: int, controller_port: int) -> str:
         """The lines of a node's properties."""
@@ -102,7 +102,7 @@ class KafkaSecurity:
         return words
 
 
-def let_in(target: Target, made: ThrowAway) -> None:
+def let_in(target: Target, made: ThrowAwaySecurity) -> None:
     """Say how clients of a target come in: load as the user, what administrates as the admin."""
     target.client, target.operator = (
         {

@@ -5,9 +5,9 @@ A list of rules with commas between, tried in order on the subject as Java write
 it, and gives the replacement, with `$1` for the first group and so on; `/L` and `/U` at the end
 make small or capital letters of it. In both parts a slash is written with a backslash before it.
 
-Patterns are RE2's, so no subject takes long; of Java's they lack looking ahead and behind, and
-references back. Other than in Java a replacement stands once, also where the pattern matches the
-empty text besides. A text that cannot be read is refused with the place of what is wrong.
+Patterns are RE2's, so no subject takes long; unlike Java's they have no lookahead, lookbehind or
+backreferences. A replacement is inserted once, where Java inserts it again if the pattern also
+matches the empty text. A text that cannot be read is refused, with the place of its fault.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from raftmq.cli.dev_cluster import (
 )
 from raftmq.config import METADATA_ENGINES, ConfigError
 from raftmq.errors import RaftmqError
-from raftmq.runtime.throw_away import ADMIN, USER, ThrowAway
+from raftmq.runtime.throw_away import ADMIN, USER, ThrowAwaySecurity
 
 READY_TIMEOUT_S: Final = 60.0
 _RESTART_DELAY_S: Final = 0.5
@@ -263,7 +263,7 @@ def _run_all(options: argparse.Namespace) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _how_to_log_in(security: ThrowAway) -> str:
+def _how_to_log_in(security: ThrowAwaySecurity) -> str:
     """What to type next: every line of it works as it stands, also in a folder with blanks."""
     admin, user, properties, user_properties = (
         shlex.quote(str(security.folder / name))

@@ -31,7 +31,7 @@ from raftmq.errors import RaftmqError
 from raftmq.ports import DiskError, replace_file
 from raftmq.rights import ANY_HOST, ANY_NAME, Kind, Operation, Pattern, Permission, Rule
 from raftmq.runtime.disk import RealDisk
-from raftmq.runtime.throw_away import ADMIN, USER, ThrowAway, toml_text
+from raftmq.runtime.throw_away import ADMIN, USER, ThrowAwaySecurity, toml_text
 
 if TYPE_CHECKING:
     from raftmq.node import Listeners
@@ -107,7 +107,7 @@ class DevCluster:
     """Kafka's broker-wide settings, by their Kafka names."""
     death_signal: int = signal.SIGTERM
     """What nodes get when this process ends before them."""
-    security: ThrowAway | None = None
+    security: ThrowAwaySecurity | None = None
     """What keeps strangers out; None: nothing."""
 
     @classmethod
@@ -148,10 +148,10 @@ class DevCluster:
         cluster = cls(folder, [DevNode(plan) for plan in plans], metadata_engine)
         cluster.settings = dict(settings or {})
         cluster.defaults = dict(defaults or {})
-        cluster.security = ThrowAway.of(folder / SECURITY_FOLDER)
+        cluster.security = ThrowAwaySecurity.of(folder / SECURITY_FOLDER)
         if security is not None:
             ids = [plan.id for plan in plans]
-            cluster.security = ThrowAway.make(folder / SECURITY_FOLDER, security, ids)
+            cluster.security = ThrowAwaySecurity.make(folder / SECURITY_FOLDER, security, ids)
         cluster._write_configs()
         return cluster
 
@@ -472,7 +472,7 @@ def user_rules(principal: str) -> list[Rule]:
     ]
 
 
-def admit(security: ThrowAway, user: str, bootstrap: str, timeout_s: float) -> None:
+def admit(security: ThrowAwaySecurity, user: str, bootstrap: str, timeout_s: float) -> None:
     """Let a user in who may read and write every topic; again, it changes nothing.
 
     Raises:
@@ -504,7 +504,7 @@ def admit(security: ThrowAway, user: str, bootstrap: str, timeout_s: float) -> N
             raise DevError(f"user {user} is not let in: {error}") from error
 
 
-def admit_all(security: ThrowAway, bootstrap: str, timeout_s: float) -> None:
+def admit_all(security: ThrowAwaySecurity, bootstrap: str, timeout_s: float) -> None:
     """Let the users in who are there from the beginning, and write the files of all clients.
 
     Raises:

@@ -131,7 +131,7 @@ def balance_steps(partitions: Sequence[Held], brokers: Brokers) -> Generator[Non
         for leader, members in zip(leaders.leader, replicas.members, strict=True)
     ]
     yield
-    return (yield from _told(ordered, evened, replicas.parted, brokers, load))
+    return (yield from _in_order(ordered, evened, replicas.parted, brokers, load))
 
 
 def _weights(partitions: Sequence[Held]) -> list[int]:
@@ -155,8 +155,8 @@ _HOPS: Final = 1 << 16
 """A unit of cost, in parts of a path: more than there are brokers."""
 
 
-class _Evening(ABC):
-    """Units on brokers, evened out by paths; what a unit is, and may do, is the subclass's."""
+class _PathBalancer(ABC):
+    """Evens out units on brokers by paths; a subclass says what a unit is and where it may go."""
 
     def __init__(
         self,
@@ -216,9 +216,9 @@ class _Evening(ABC):
     def even_out(self) -> Iterator[None]:
         """Take paths until none is left that gains anything."""
         while True:
-            path = yield from self._evener()
+            path = yield from self._evening_path()
             if path is None:
-                path = yield from self._cheaper()
+                path = yield from self._saving_path()
             if path is None:
                 return
             for unit, source, to in path:
@@ -272,8 +272,8 @@ class _Evening(ABC):
             ways = [*ways, (self.cost(units[at], *pair), units[at])]
         return min(ways, default=None)
 
-    def _evener(self) -> Generator[None, None, _Path | None]:
-        """A path between two brokers that are two or more apart."""
+    def _evening_path(self) -> Generator[None, None, _Path | None]:
+        """A path between two brokers whose counts differ by two or more."""
         lowest = min(self.count.values(), default=0)
         for start in sorted(self.nodes, key=lambda n: (-self.count[n], n)):
             if self.count[start] - lowest < 2:
@@ -290,8 +290,8 @@ class _Evening(ABC):
     def _rank(self, start: NodeId, end: NodeId, far: _Far) -> tuple[int, int, int]:
         return self.count[end], self._rack_gain(start, end), self._length(start, end, far)
 
-    def _cheaper(self) -> Generator[None, None, _Path | None]:
-        """A path between two that are one apart: it evens racks out, or costs less than nothing."""
+    def _saving_path(self) -> Generator[None, None, _Path | None]:
+        """A path between two whose counts differ by one: it evens out racks, or saves a cost."""
         for start in sorted(self.nodes, key=lambda n: (-self.count[n], n)):
             far, came_from = yield from self._reach(start)
             yield
@@ -404,7 +404,7 @@ class _Evening(ABC):
 # ---- replicas ----
 
 
-class _Replicas(_Evening):
+class _Replicas(_PathBalancer):
     """Replicas: a broker has one of a partition at most, and so has a rack where racks suffice."""
 
     def __init__(
@@ -521,7 +521,7 @@ class _Replicas(_Evening):
 # ---- preferred leaders ----
 
 
-class _Leaders(_Evening):
+class _Leaders(_PathBalancer):
     """Preferred leaderships: a partition's is with one of those that hold it."""
 
     def __init__(
@@ -595,14 +595,15 @@ class _Leaders(_Evening):
 # ---- what is told ----
 
 
-def _told(
+def _in_order(
     partitions: Sequence[Held],
     evened: Sequence[Replicas],
     parted: Mapping[int, Rack],
     brokers: Brokers,
     load: Load,
 ) -> Generator[None, None, Plan]:
-    """The moves: what is in one rack first, then small ones before large ones, leaderships last."""
+    """The moves in their order: those that part replicas in one rack, then from the smallest to the
+    largest, leaderships last."""
     names = {rack_of(c): c.rack or "" for c in (*brokers.others, *brokers.targets)}
     moves: list[tuple[tuple[object, ...], BalanceMove]] = []
     for unit, (held, after) in enumerate(zip(partitions, evened, strict=True)):

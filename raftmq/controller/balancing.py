@@ -5,8 +5,8 @@ does not answer in time leaves them unknown. Then the plan is made by `balance.p
 milliseconds in each tick, and told, or submitted as planned moves. What becomes of these is the
 work of `moves.py`: they begin a few at a time, after everything that is more urgent.
 
-A plan that was told is the one that is submitted, as long as nothing but sizes has changed since:
-under load these are others at every moment, and equally good plans many.
+A plan that a dry run showed is the one that is submitted, as long as nothing but sizes has changed
+since: under load sizes change at every moment, and there are many equally good plans.
 
 Invariants: one balance at a time; each move is compared with the partition as the plan saw it, so a
 plan that has grown old changes nothing else; what an operator, a repair or a drain moves is not
@@ -154,8 +154,8 @@ def group_steps(
         yield f"{name}: goes no further while a member is down"
 
 
-def told(image: MetadataImage, move: BalanceMove, *, with_steps: bool) -> MoveTold:
-    """A move for people."""
+def described(image: MetadataImage, move: BalanceMove, *, with_steps: bool) -> MoveTold:
+    """The move as it is shown to people."""
     topic = image.topics[move.topic]
     steps: tuple[str, ...] = ()
     if with_steps and move.arriving:
@@ -284,8 +284,8 @@ class Balancing:
         self._term_began_ms = -DRY_RUN_MS
 
     def begin(self, call: BalanceCall, joining: tuple[NodeId, ...] = ()) -> Promise[Outcomes]:
-        """Begin one; it is answered once its moves are planned, or known. `joining` are brokers
-        that count as active in it."""
+        """Begin a balance; it is answered once its moves are planned, or known. Brokers that are
+        `joining` count as active in it."""
         promise: Promise[Outcomes] = Promise()
         now_ms = self._clock.monotonic_ms()
         image = self._engine.image
@@ -403,7 +403,7 @@ class Balancing:
         for number, move in enumerate(plan):
             if number % TURN == 0:
                 yield
-            job.moves.append(told(image, move, with_steps=job.call.dry_run))
+            job.moves.append(described(image, move, with_steps=job.call.dry_run))
             job.commands.append(planned_move(image, move))
 
     def _why_anew(self, shape: _Shape, job: _Job) -> str:

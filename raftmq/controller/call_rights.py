@@ -1,9 +1,10 @@
-"""What somebody must be allowed whose admin call the controller decides: asked a second time.
+"""The rights that an admin call needs, as the controller checks them once more.
 
-The node to which a client came has asked already, by its own copy of the rules. The controller asks
-again, by the newest: a right that was taken away meanwhile is gone, and a node that asks for
-nobody, or for somebody who has no right, has nothing done. Whether a call is made for whom it names
-only the asking node can tell: of that one the controller knows that it is of the cluster, no more.
+The node that a client asked has checked them by its own copy of the rules. The controller checks
+them again by the newest rules: so a right that was taken away meanwhile is gone, and a call in the
+name of nobody, or of somebody without the right, changes nothing. Whether a call really comes from
+the client that it names, only the asking node can tell; the controller knows that this node is one
+of the cluster, and no more.
 
 `CALL_NEEDS` has a row for each kind of call. What the admin port lets through (its token, or its
 being open) is as good as every right, but only for the calls that the port has. A node asks in its

@@ -1,5 +1,5 @@
-"""Nodes come, rest and go: what `raftmq node add`, `drain`, `remove`, `cordon` and `maintenance` do
-to the state, what they refuse, and how far it is. Pure.
+"""Changes of nodes: what `raftmq node add`, `drain`, `remove`, `cordon` and `maintenance` do to the
+state, what they refuse, and how far each change is. Pure.
 
 What an operator asks for is one command: states of nodes and the wanted number of metadata voters
 (`ChangeNodes`), or the end of a node (`UnregisterBroker`). Everything else follows from the state:

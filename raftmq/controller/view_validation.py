@@ -1,11 +1,11 @@
-"""What the controller accepts of views with conditions, which clients create as topics and delete
-as topics. Pure functions.
+"""Validation of views with conditions, which clients create and delete as topics. Pure functions.
 
 A view is a topic whose configs name another one (`raftmq.view.of`) and a condition
 (`raftmq.view.where`). It has nothing else of its own: neither partitions, nor replicas, nor other
-configs. It is refused where what it shows would not be what its words say: over a compacted topic
-superseded values would still match, over a delay topic nothing is due, a view of a view would be
-judged twice. So is what would make such a topic of one that has views.
+configs. It is refused where it would not show what its condition says: over a compacted topic
+superseded values would still match, in a delay topic no record is due yet, and records of a view
+over a view would be judged twice. A change that would make such a topic of one that has views is
+refused as well.
 """
 
 from __future__ import annotations

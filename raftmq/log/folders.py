@@ -1,9 +1,9 @@
-"""Where a node keeps its replicas below `topics/`, and of which life of a partition a folder is.
+"""The folders of a node's replicas below `topics/`: their names, and which partition each is of.
 
-A number of a topic may have several partitions, one after the other: lives, each a Raft group of
-its own with its own creation epoch. `NAME-TOPICID/partition-N` is of the first of them, as it was
-before there were others, so folders of any version are opened as they are, and older versions open
-those that are made now. `NAME-TOPICID/partition-N@EPOCH` is of a later life.
+A number of a topic may have several partitions, one after the other. Each of these lives is a Raft
+group with a creation epoch of its own. The folder of the first life is `NAME-TOPICID/partition-N`,
+as it was in versions without later lives, so each version opens the folders of the other. That of a
+later life is `NAME-TOPICID/partition-N@EPOCH`.
 
 Invariant: a folder's name never changes, and two lives never have the same one.
 """

@@ -1,8 +1,8 @@
 """Credentials of users, as commands of the metadata say them, and how they are hidden.
 
-Whoever shows a stored command to anybody (a fetch of the metadata log, the log of a node, the
-command line) shows what `masked` makes of it. Invariant: what is masked keeps its length, so a
-batch of commands keeps its layout.
+Whatever shows a stored command (a fetch of the metadata log, a node's own log, the command line)
+shows the result of `masked`. Invariant: masking keeps lengths, so a batch of commands keeps its
+layout.
 """
 
 from __future__ import annotations

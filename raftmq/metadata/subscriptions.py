@@ -1,4 +1,4 @@
-"""What a consumer's subscription says: the little of the consumer protocol that brokers look at."""
+"""The subscription of a group's member: the part of the consumer protocol that brokers read."""
 
 from __future__ import annotations
 

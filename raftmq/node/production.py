@@ -1,7 +1,7 @@
-"""What stands against a node's configuration where others than friends can reach it.
+"""Checks of a node's configuration before strangers can reach the node.
 
-The list of `docs/security.md`, "Before production", as far as a file and the file system can tell.
-Decides nothing for the node: `raftmq start` starts with any configuration that can be used.
+They are the list "Before production" of `docs/security.md`, as far as a file and the file system
+can tell. Nothing is decided here: `raftmq start` starts with any configuration that can be used.
 """
 
 from __future__ import annotations

@@ -48,15 +48,17 @@ Turn = Callable[[bool], None]
 False when the other side is waited for again."""
 
 
-def untold(_is_ours: bool) -> None:
-    """For whom nobody has to give way."""
+def ignore_turn(_is_ours: bool) -> None:
+    """The `Turn` of a handshake for which no other one has to give way."""
 
 
 class HalfOpen:
-    """Connections whose other side is not known yet. Where they are too many, the one that has been
-    waited for longest gives way: who goes on with its handshake does so in milliseconds, and what
-    it waits for itself, a thread of this node, is not its fault. Only where all of them wait for a
-    thread the oldest goes."""
+    """Connections whose other side is not known yet.
+
+    Where there are too many, the one whose other side has been silent for longest gives way: an
+    honest one goes on within milliseconds. One that waits for a thread of this node is not at
+    fault, so the oldest of those goes only where all wait for a thread.
+    """
 
     def __init__(self) -> None:
         self._waited: dict[int, trio.CancelScope] = {}  # the one that is waited for longest first
@@ -105,7 +107,7 @@ class HalfOpen:
 
 
 async def shake(
-    sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter, turn: Turn = untold
+    sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter, turn: Turn = ignore_turn
 ) -> TlsLayer:
     """Go on until the handshake is over, and all that it says is with the kernel; returns `layer`.
 

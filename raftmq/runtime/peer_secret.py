@@ -1,4 +1,4 @@
-"""A secret of the cluster instead of certificates: whoever knows it is a node, and any node.
+"""A secret of the cluster instead of certificates: it proves that a process is a node, not which.
 
 Each process makes a certificate of its own, which nobody trusts and which ends with it. After the
 handshake of TLS both sides prove the secret (`peer_proofs.py`), the dialling one first:
@@ -8,10 +8,10 @@ handshake of TLS both sides prove the secret (`peer_proofs.py`), the dialling on
 3. The dialled side says its proof, or that it refuses.
 4. Each hello (`peer_hello.py`) is followed by a proof of it.
 
-The proofs are of the certificate that the dialled side showed, and the handshake has shown, whoever
-is trusted, that it has the key of that: so nobody who stands between with a certificate of his own
-can hand them on. Cluster and nodes are named after step 3. A stranger who dials has been told a
-number and that he is refused, and a stranger who was dialled a number and a proof.
+The proofs cover the certificate that the dialled side showed, and the handshake has shown that the
+dialled side has its key. So a man in the middle, whose certificate is another one, cannot pass the
+proofs on. Cluster and nodes are named only after step 3: a stranger who dials learns a number and
+that it is refused, a stranger that was dialled learns a number and a proof.
 
 Several secrets may be known while one is replaced. The dialling side proves the first of its file;
 the dialled side looks for it among all of its own, and proves the same one.

@@ -6,10 +6,10 @@ meant before it says anything; what a peer says of itself later must agree with 
 TLS 1.3 alone, without tickets: what can be read on a stream is frames, or its end.
 
 `accept` is for turning it on or off node by node: a listener takes both, told apart by the first
-byte, and dials begin with TLS. It protects from nobody who can interfere: `required` does.
+byte, and dials begin with TLS. It is no protection from an attacker on the network: `required` is.
 
-A stream is not taken leave of (no close_notify): frames have lengths, so nothing is read into an
-end, and the end is seen before what came with it was decrypted (`peer_links._has_ended`).
+Streams end without a close_notify. Frames have lengths, so a stream that was cut is noticed; and so
+its end is seen before the bytes that came with it were decrypted (`peer_links._has_ended`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from attrs import frozen
 from raftmq.config import PEER_TLS_ACCEPT, PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.errors import RemoteProtocolError
 from raftmq.runtime.certificates import Certificates, PemFiles, ServerTls, load, show, trust
-from raftmq.runtime.handshake import HANDSHAKE_RECORD, HandshakeError, Turn, say_why, shake, untold
+from raftmq.runtime.handshake import (
+    HANDSHAKE_RECORD,
+    HandshakeError,
+    Turn,
+    ignore_turn,
+    say_why,
+    shake,
+)
 from raftmq.runtime.peer_streams import PeerRefusedError
 from raftmq.runtime.tls import PeerSocket, PeerTlsSocket
 from raftmq.tls import TlsLayer
@@ -136,7 +143,7 @@ async def _first_byte(sock: socket.socket) -> int:
 
 
 async def _shake(
-    sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter, turn: Turn = untold
+    sock: socket.socket, layer: TlsLayer, limiter: trio.CapacityLimiter, turn: Turn = ignore_turn
 ) -> TlsLayer:
     try:
         return await shake(sock, layer, limiter, turn)

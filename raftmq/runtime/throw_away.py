@@ -46,14 +46,14 @@ class NoCryptographyError(RaftmqError):
 
 
 @frozen
-class ThrowAway:
+class ThrowAwaySecurity:
     """The security of one local cluster: its folder and what clients need to come in."""
 
     folder: Path
     mode: str
 
     @classmethod
-    def make(cls, folder: Path, mode: str, node_ids: Iterable[int]) -> ThrowAway:
+    def make(cls, folder: Path, mode: str, node_ids: Iterable[int]) -> ThrowAwaySecurity:
         """Make what is not there yet.
 
         Raises:
@@ -82,7 +82,7 @@ class ThrowAway:
         return found
 
     @classmethod
-    def of(cls, folder: Path) -> ThrowAway | None:
+    def of(cls, folder: Path) -> ThrowAwaySecurity | None:
         """What was made in a folder; None where nothing was."""
         kept = folder / "mode"
         return cls(folder, kept.read_text().strip()) if kept.exists() else None

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from attrs import frozen
 
 from raftmq.errors import RaftmqError
-from raftmq.runtime.throw_away import MODES, USER, ThrowAway
+from raftmq.runtime.throw_away import MODES, USER, ThrowAwaySecurity
 from raftmq.testing.login import Login
 
 if TYPE_CHECKING:
@@ -541,8 +541,8 @@ class Cluster:
     # ---- within ----
 
     @property
-    def _throw_away(self) -> ThrowAway:
-        found = ThrowAway.of(self.folder / "security")
+    def _throw_away(self) -> ThrowAwaySecurity:
+        found = ThrowAwaySecurity.of(self.folder / "security")
         if found is None:
             raise ClusterError("this cluster is not secured: Cluster(security=...)")
         return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.runtime.throw_away import ADMIN, USER, ThrowAway
+from raftmq.runtime.throw_away import ADMIN, USER, ThrowAwaySecurity
 from raftmq_client import AuthenticationError, ClientError
 from raftmq_client.blocking import Admin
 from raftmq_client.security_file import read_security_file
@@ -57,7 +57,7 @@ def test_what_it_prints_works_as_it_stands(tmp_path: Path) -> None:
         assert '"orders"' in said["kcat"]
         assert "['orders']" in said["python3"]
 
-        security = ThrowAway.of(dev.folder / "security")
+        security = ThrowAwaySecurity.of(dev.folder / "security")
         assert security is not None
         words = [security.password(ADMIN), security.password(USER), security.admin_token]
         logs = "".join(log.read_text() for log in dev.folder.glob("node-*.log"))

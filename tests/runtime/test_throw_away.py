@@ -15,12 +15,19 @@ from raftmq.config import load_config
 from raftmq.errors import RaftmqError
 from raftmq.runtime.certificates import files_of, load, subject
 from raftmq.runtime.peer_tls import load_peer_files, peer_files
-from raftmq.runtime.throw_away import ADMIN, MODES, USER, NoCryptographyError, ThrowAway, toml_text
+from raftmq.runtime.throw_away import (
+    ADMIN,
+    MODES,
+    USER,
+    NoCryptographyError,
+    ThrowAwaySecurity,
+    toml_text,
+)
 from raftmq.tls import TlsLayer, TlsTrustError
 from raftmq_client.security_file import read_security_file
 
 
-def config_of(security: ThrowAway, folder: Path) -> Any:
+def config_of(security: ThrowAwaySecurity, folder: Path) -> Any:
     keys = {
         "node_id": 1,
         "cluster_id": "c",
@@ -47,7 +54,7 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> TlsLayer:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_node_takes_it_and_clients_come_in(tmp_path: Path, mode: str) -> None:
-    security = ThrowAway.make(tmp_path / "s", mode, [1, 2])
+    security = ThrowAwaySecurity.make(tmp_path / "s", mode, [1, 2])
     config = config_of(security, tmp_path)
     (listener,) = config.client_listeners
     assert listener.protocol == security.protocol
@@ -75,23 +82,23 @@ def test_a_node_takes_it_and_clients_come_in(tmp_path: Path, mode: str) -> None:
 
 def test_it_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    assert ThrowAway.of(folder) is None
-    first = ThrowAway.make(folder, "scram", [1])
+    assert ThrowAwaySecurity.of(folder) is None
+    first = ThrowAwaySecurity.make(folder, "scram", [1])
     texts = {path.name: path.read_bytes() for path in folder.iterdir()}
-    again = ThrowAway.make(folder, "scram", [1, 2])
-    assert ThrowAway.of(folder) == first == again
+    again = ThrowAwaySecurity.make(folder, "scram", [1, 2])
+    assert ThrowAwaySecurity.of(folder) == first == again
     assert {name: (folder / name).read_bytes() for name in texts} == texts
     again.write_client_files(ADMIN, "h:1")
     assert len({again.password(ADMIN), again.password(USER), again.admin_token}) == 3
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert folder.stat().st_mode & 0o777 == 0o700
     with pytest.raises(RaftmqError, match="was made for scram, not mtls"):
-        ThrowAway.make(folder, "mtls", [1])
+        ThrowAwaySecurity.make(folder, "mtls", [1])
 
 
 def test_a_certificate_that_lapsed_is_refused_and_one_of_a_node_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    security = ThrowAway.make(folder, "mtls", [1])
+    security = ThrowAwaySecurity.make(folder, "mtls", [1])
     (listener,) = config_of(security, tmp_path).client_listeners
     server = load(files_of(listener))
     assert server.expires_s > datetime.now(UTC).timestamp() + 20 * 86_400
@@ -104,7 +111,7 @@ def test_a_certificate_that_lapsed_is_refused_and_one_of_a_node_made_anew(tmp_pa
         shake(server.context, shown.tls)
     (folder / "node-1.pem").write_bytes((folder / "late.pem").read_bytes())
     (folder / "node-1.key").write_bytes((folder / "late.key").read_bytes())
-    ThrowAway.make(folder, "mtls", [1])
+    ThrowAwaySecurity.make(folder, "mtls", [1])
     assert load(files_of(listener)).expires_s > datetime.now(UTC).timestamp()
 
 
@@ -118,12 +125,12 @@ def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(NoCryptographyError, match=r'pip install "raftmq\[secure\]"'):
-        ThrowAway.make(tmp_path, "scram", [1])
+        ThrowAwaySecurity.make(tmp_path, "scram", [1])
 
 
 @pytest.mark.parametrize("name", ["ca", "peers-ca", "node-1", "peer-2", "first-user", "../a", ""])
 def test_no_user_has_the_name_of_another_file(tmp_path: Path, name: str) -> None:
-    security = ThrowAway.make(tmp_path, "mtls", [1])
+    security = ThrowAwaySecurity.make(tmp_path, "mtls", [1])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(RaftmqError, match="no name of a user"):
         security.add_user(name)

@@ -1,8 +1,8 @@
-"""Who still writes to partitions that are listed no more, by what clients say of themselves.
+"""The clients that still write to retired partitions, as they name themselves.
 
-Each node notes those that reach it as the leader: operators then know which programs have to be
-started again before the seal, or have failed since. Nothing is decided by it. Bounded: so many
-partitions, so many writers of each, the latest ones, with names that are cut.
+Each node notes the clients that write to it as the leader of such a partition. Operators learn from
+that which programs have to be started again before the seal, or have failed since. Nothing is
+decided by it. What is kept is bounded: the latest writers of some partitions, with names cut short.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Writer:
 
 
 class RetiredWriters:
-    """Those that one node has seen."""
+    """The latest writers to retired partitions that one node has seen."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
