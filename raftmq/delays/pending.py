@@ -1,4 +1,4 @@
-"""What is pending in one delay partition: the entries above a cursor, in bounded memory.
+"""The pending entries of one delay partition, which lie above a cursor, in bounded memory.
 
 Fed with the committed log in its order, from the log start on. Entries are ordered by (due time,
 offset), and all up to the cursor are done with: delivered, or cancelled before they were due. They

@@ -1,9 +1,9 @@
-"""What commands do to partitions that a topic lists no more, and to views: pure functions of
-`apply.py`.
+"""What commands do to retired partitions, which their topic lists no more, and to views: pure
+functions of `apply.py`.
 
-A partition that is not listed closes, is sealed once nobody is to write to it any more, and is gone
-when nothing is left in it; growth lists it again at any time before that. Its leader writes the
-seal and reports it: metadata holds the order, the partition's own log the fact.
+A retired partition closes, is sealed once nobody is to write to it any more, and is gone when
+nothing is left in it; growth lists it again at any time before that. Its leader writes the seal and
+reports it: metadata holds the order, the partition's own log the fact.
 
 Invariants: listed partitions are the active ones, numbered from 0 without a hole. An order has the
 offset of its command as `state_version`, and a report about another order changes nothing: so an
@@ -13,9 +13,8 @@ between. What a number knows of producers changes with the command that ends its
 nothing else: every replica of the next one begins with the same, whenever it begins. A topic has a
 view for as long as any of its partitions is retired; no topic has the name or the id of a view.
 Below LEVEL_OF_VIEWS nothing is retired, and from LEVEL_OF_ALIASES on the newest aliases of a topic
-are kept. No topic shrinks that delays records, nor one that such a topic delivers in: what is
-pending could leave no more, and what was sent to a retired partition might be sent to another one
-again.
+are kept. Neither a delay topic shrinks nor a topic that one delivers to: pending records could not
+leave a retired partition, and what was delivered to one might be delivered to another again.
 
 A view with a condition is over one topic, by its id: it goes with that topic, and a topic that is
 made again under the same name has none. Below LEVEL_OF_CONDITIONS there are none.

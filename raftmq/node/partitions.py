@@ -50,7 +50,7 @@ from raftmq.node.data_plane import DataPlane
 from raftmq.node.delays import Delays
 from raftmq.node.presumed_isr import PresumedIsr
 from raftmq.node.retirement import Retirement
-from raftmq.node.targets import Targets
+from raftmq.node.targets import TargetMemberships
 from raftmq.node.views import NodeViews
 from raftmq.partition.parked import Deadlines
 from raftmq.partition.partition import Partition
@@ -205,7 +205,7 @@ class Partitions:
         self._plane = plane
         self._control = control
         self._engine = control.engine
-        self._targets = Targets(control.engine, self._restate)
+        self._targets = TargetMemberships(control.engine, self._restate)
         self._deadlines = deadlines
         self._transactions = transactions
         self._agreed = agreed

@@ -1,11 +1,11 @@
-"""What metadata wants of the partitions that this node leads, and since when it knows that.
+"""The target memberships of the partitions that this node leads, and how new each certainly is.
 
-A node that is not wanted any more deletes its data once a leader says that it is no member and
-cannot become one. Two things make that word good, whatever leaders there were and will be. A leader
-says that it has seen what is wanted only after its followers have confirmed that it still leads
-(`Replica.read_barrier`), so that each later leader was elected after that. And a leader adds,
-promotes and removes nobody before it has asked the metadata group, in its own term, what is wanted
-(`MetadataEngine.read_barrier`), so that it acts on nothing older than its election.
+A node that should not hold a partition any more deletes its data once a leader reports that the
+node is no member and cannot become one. Two rules make that report hold for every leader, earlier
+or later. A leader reports a target as seen only after its followers have confirmed that it still
+leads (`Replica.read_barrier`), so every later leader was elected after that. And a leader adds,
+promotes and removes no member before it has asked the metadata group, in its own term, for the
+target (`MetadataEngine.read_barrier`), so it acts on nothing older than its election.
 
 Invariants: what `seen` returns holds for every later leader of the group as well. Nothing here is
 remembered across terms.
@@ -35,8 +35,8 @@ class _Seen:
     version: int
 
 
-class Targets:
-    """Of all groups of one node."""
+class TargetMemberships:
+    """The targets of all groups of one node."""
 
     def __init__(self, engine: MetadataEngine, restate: Callable[[RaftGroupId], None]) -> None:
         """`restate` is called when `seen` has more to say of a group."""
@@ -67,9 +67,9 @@ class Targets:
         return evolve(target, is_current=False)
 
     def seen(self, replica: Replica) -> int:
-        """The version of what metadata wants of a group that is led here, once it is certain that
-        no leader of a later term will act on an older one; UNSEEN before, and where nobody is to
-        delete anything."""
+        """The version of the target of a group that is led here, once it is certain that no leader
+        of a later term acts on an older target; UNSEEN before that, and where no node is to delete
+        anything."""
         group, term = replica.group, replica.core.term
         topic = self._engine.image.topic_by_id(group.topic_id)
         partition = None if topic is None else topic.of_group(group)

@@ -1,8 +1,8 @@
-"""Items that a few tasks work on in turns: each of them is at work once at a time.
+"""A queue of items that a few tasks work on in turns, no two tasks on one item.
 
-An item rests until it is woken, or until the time that it named; woken while it is at work it has
-another turn right after that one. After a failure it pauses for longer each time. Of an item that
-pauses news are not heard until its time has come: it saw to them itself, or has to wait anyway.
+An item rests until it is woken, or until the time that it named. If it is woken during its turn,
+another turn follows. After each failure it pauses for longer. An item that pauses is not woken
+before its time: it has seen to what is new itself, or has to wait anyway.
 """
 
 from __future__ import annotations

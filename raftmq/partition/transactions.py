@@ -1,10 +1,10 @@
-"""What a partition must be told of transactions, and what it tells in turn.
+"""What a partition asks the metadata group about transactions, and the answers.
 
-Who has which transaction is for the metadata group to say. A leader asks before it takes the first
-and every other batch of one (KIP-890): a producer that is late must not write into a transaction
-that is over, which nobody would end again. The answer comes from the image that this node applied,
-once that is not older than a read barrier of this leadership; where the image does not show the
-partition yet, the batch waits, and the answer is asked for again when it may be another.
+The metadata group knows which producer runs which transaction. A leader asks before it takes any
+batch of one (KIP-890): a late producer must not write into a transaction that is over, since nobody
+would end what it wrote. The answer comes from this node's image, once that is not older than a read
+barrier of this leadership. Where the image does not show the partition yet, the batch waits, and
+the leader asks again when the answer may be another.
 
 `RunningTransactions` asks for one partition; `partition.py` obeys.
 """

@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.node.targets import UNSEEN, Targets
+from raftmq.node.targets import UNSEEN, TargetMemberships
 from raftmq.promise import Promise
 from raftmq.raft.membership import Configuration
 from raftmq.types import RaftGroupId, RaftIndex, ReplicaId, StorageId
@@ -28,12 +28,12 @@ class World:
     rounds: list[Promise[RaftIndex]] = field(factory=list)
     restated: list[RaftGroupId] = field(factory=list)
     core: Any = field(init=False)
-    targets: Targets = field(init=False)
+    targets: TargetMemberships = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         voters = tuple(ReplicaId(node(n), StorageId(100 + n)) for n in (1, 2, 3))
         self.core = SimpleNamespace(term=5, configuration=Configuration(voters=voters))
-        self.targets = Targets(self, self.restated.append)  # type: ignore[arg-type]  # as engine
+        self.targets = TargetMemberships(self, self.restated.append)  # type: ignore[arg-type]  # as engine
 
     @property
     def image(self) -> Any:

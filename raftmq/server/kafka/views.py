@@ -1,10 +1,10 @@
-"""Views, as handlers find them: by name or id, and what is behind each of their numbers.
+"""Views, as handlers find them by name or id, and what stands behind their partition numbers.
 
-A view looks at one topic, and has that topic's numbers. One without a condition looks at what is
-retired: a number that is listed there (again), or of which nothing is left, is empty here. Offsets
-of groups are the topic's own, so a group goes on in the view where it stood; what it says of an
-empty number is passed over, since it would be taken for a position in the topic's listed partition.
-Whoever may read the topic may read that view.
+A view shows one topic, and has that topic's partition numbers. One without a condition shows the
+retired partitions: a number that the topic lists (again), or of which nothing is left, is empty in
+the view. Groups commit the topic's own offsets, so a group goes on in the view where it stood. A
+commit at an empty number is ignored, since it would become a position in the partition that the
+topic lists. Whoever may read the topic may read that view.
 
 One with a condition looks at all partitions of its topic. For clients it is a topic of its own: it
 is listed among all topics, groups commit under its name, and rights are asked for by its name.
@@ -135,8 +135,8 @@ class View:
         return self.topic.width if self.image.condition else self.image.width
 
     @property
-    def counts_as(self) -> str:
-        """The name under which its offsets are kept, and by which rights to it are asked for."""
+    def source_name(self) -> str:
+        """The name under which its offsets are kept and rights to it are judged."""
         return self.image.name if self.image.condition else self.topic.name
 
     def is_retired(self, index: int) -> bool:
@@ -149,8 +149,8 @@ class View:
             return self.topic.partition(index) is not None
         return self.is_retired(index)
 
-    def passes_over(self, index: int) -> bool:
-        """True of a number in which an offset that a group commits means nothing: it is empty."""
+    def ignores_commits(self, index: int) -> bool:
+        """True of an empty number, in which an offset that a group commits means nothing."""
         return not self.shows(index) and (not self.image.condition or index in self)
 
     def numbers(self) -> Iterator[int]:
@@ -159,7 +159,7 @@ class View:
 
 
 class Views:
-    """Those of one node's image."""
+    """The views of one node's image."""
 
     def __init__(
         self, image_of: Callable[[], MetadataImage], deadlines: Deadlines, clock: Clock
@@ -191,7 +191,7 @@ class Views:
         return self._by_id
 
     def listed(self) -> list[View]:
-        """Those that are in a list of all topics, by name."""
+        """The views that a list of all topics contains, by name."""
         views = self._image_of().views
         names = sorted(name for name, view in views.items() if view.condition)
         return [view for name in names if (view := self.find(name, None)) is not None]
@@ -206,12 +206,12 @@ class Views:
         return self._empty[key]
 
     def source_of(self, name: str) -> str:
-        """Whose offsets and rights count for a name."""
+        """The name whose offsets and rights count for a topic or a view."""
         view = self.find(name, None)
-        return name if view is None else view.counts_as
+        return name if view is None else view.source_name
 
     def is_reserved(self, name: str) -> bool:
-        """True of a name that no topic is to get by being asked for."""
+        """True of a name under which no topic is created automatically."""
         image = self._image_of()
         if image.level < LEVEL_OF_VIEWS:
             return False
@@ -219,13 +219,13 @@ class Views:
         return name in image.views or (base != name and base in image.topics)
 
     def committed_at(self, name: str, index: int) -> TopicPartition:
-        """Under which partition a group's offset is kept."""
+        """The partition under which a group's offset is kept."""
         return TopicPartition(self.source_of(name), index)
 
     def shown_at(self, at: TopicPartition) -> TopicPartition:
-        """Where the offset of a partition is told of unasked: of a retired one in the view. A tool
-        that then looks for its end by the name of the topic, which does not list it, asks for
-        metadata without a pause."""
+        """The name under which a list of all offsets shows one: of a retired partition the view's.
+        The topic does not list that partition, and a tool that looked for its end there would ask
+        for metadata again and again."""
         image = self._image_of()
         topic = image.topics.get(at.topic) if image.views else None
         if topic is None or at.partition < len(topic.partitions):
@@ -234,6 +234,6 @@ class Views:
         return at if view is None else TopicPartition(view.name, at.partition)
 
     def takes_commit(self, name: str, index: int) -> bool:
-        """False where an offset of a view is passed over."""
+        """False where a commit is ignored."""
         view = self.find(name, None)
-        return view is None or not view.passes_over(index)
+        return view is None or not view.ignores_commits(index)

@@ -434,7 +434,7 @@ def _view(view: View, operations: Callable[[str], int]) -> dict[str, Any]:
         "topic_id": view.image.topic_id,
         "is_internal": False,
         "partitions": [],
-        "topic_authorized_operations": operations(view.counts_as),
+        "topic_authorized_operations": operations(view.source_name),
     }
 
 

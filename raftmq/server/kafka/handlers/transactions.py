@@ -207,14 +207,14 @@ def txn_offset_commit(broker: Broker, context: RequestContext, request: Struct) 
     for topic in request.topics:
         view = broker.views.find(topic.name, None)
         found = image.topics.get(topic.name) if view is None else view.topic
-        name = topic.name if view is None else view.counts_as
+        name = topic.name if view is None else view.source_name
         kept_in = image.committed_id(name)
         for partition in topic.partitions:
             count += 1
             if count % TURN_PARTITIONS == 0:
                 yield None
             index = partition.partition_index
-            if view is not None and view.passes_over(index):
+            if view is not None and view.ignores_commits(index):
                 passed_over[topic.name, index] = ErrorCode.NONE
                 continue
             if found is None or kept_in is None or found.partition(index) is None:
