@@ -6,8 +6,7 @@ those of `raftmq_client.blocking`; what waits is awaited.
 
 from raftmq_client.aio.admin import Admin
 from raftmq_client.aio.consumer import Consumer
-from raftmq_client.aio.producer import Producer, Transaction
-from raftmq_client.aio.receipt import Receipt
+from raftmq_client.aio.producer import Producer, Receipt, Transaction
 from raftmq_client.aio.worker import Worker
 
 __all__ = ["Admin", "Consumer", "Producer", "Receipt", "Transaction", "Worker"]

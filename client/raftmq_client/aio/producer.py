@@ -9,7 +9,7 @@ an error of it means (`core/transactions.py`). Belongs to the loop that entered 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, Unpack
@@ -21,8 +21,8 @@ from attrs import evolve
 from raftmq.types import TopicPartition
 from raftmq_client.aio.consumer import Consumer
 from raftmq_client.aio.engine import Engine
-from raftmq_client.aio.receipt import Receipt
 from raftmq_client.core.accumulator import Receipt as CoreReceipt
+from raftmq_client.core.accumulator import RecordMetadata
 from raftmq_client.core.build import build_producer
 from raftmq_client.core.outstanding import report, tell
 from raftmq_client.core.partitioners import check_partition
@@ -44,6 +44,31 @@ from raftmq_client.serializers import K, V, check_extras, serialize
 from raftmq_client.unclosed import watch
 
 _LAST_ABORT_MS: Final = 5_000.0
+
+
+class Receipt(CoreReceipt, eq=False):
+    """The promise of a record's place: `place = await receipt`."""
+
+    def __await__(self) -> Generator[Any, Any, RecordMetadata]:
+        return self.result().__await__()
+
+    async def result(  # type: ignore[override] # an async driver's receipt is awaited
+        self, timeout: float | None = None
+    ) -> RecordMetadata:
+        """Wait until the record is acknowledged.
+
+        Args:
+            timeout: seconds; None waits for the producer's delivery timeout.
+
+        Raises:
+            ClientError: failed or unknown, see its `outcome`.
+            TimeoutError: nothing is settled yet; the record is still on its way.
+        """
+        if not self.is_done:
+            await self._waiter._settle(self, timeout)
+        if not self.is_done:
+            raise TimeoutError("the record is still on its way")
+        return CoreReceipt.result(self)
 
 
 class Producer(Generic[K, V]):
