@@ -1,22 +1,38 @@
-"""The admin port of any live node, as commands ask it.
+"""The admin ports of nodes, as commands ask them: addresses, requests, tokens and certificates.
 
-Its address is found through the brokers' configurations; what a node answers names the others, so
+An address is found through the brokers' configurations; what a node answers names the others, so
 that a command goes on when the one that it asked first is gone.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from raftmq.cli.common import CommandError, open_admin, show_json
-from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN
-from raftmq.cli.picture import admin_refusal, admin_request, find_addresses, open_page
+from raftmq.cli.common import CommandError, admin_access, open_admin, show_json
+from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE
 from raftmq_client.blocking.admin import Admin
+from raftmq_client.core.admin import ResourceType
+from raftmq_client.errors import ClientError
+
+ADMIN_KEY: Final = "raftmq.admin.listener"
+ADMIN_TOKEN: Final = "RAFTMQ_ADMIN_TOKEN"
+ADMIN_TOKEN_FILE: Final = "RAFTMQ_ADMIN_TOKEN_FILE"
+"""Variables with the token of admin ports, or a file whose first line it is."""
+ADMIN_CA_FILE: Final = "RAFTMQ_ADMIN_CA_FILE"
+"""The variable that names the CAs of admin ports; without it they speak plain HTTP."""
+ADMIN_CLIENT_FILES: Final = (
+    "RAFTMQ_ADMIN_CLIENT_CERTIFICATE_FILE",
+    "RAFTMQ_ADMIN_CLIENT_KEY_FILE",
+)
+"""Variables that name an operator's certificate and its key, if ports want one."""
 
 
 def open_admin_port(bootstrap: str, timeout_s: float) -> AdminPort:
@@ -160,3 +176,87 @@ class AdminPort:
                 ) from error
         parsed: dict[str, Any] = msgspec.json.decode(body)
         return parsed
+
+
+# ---- requests ----
+
+
+def find_addresses(admin: Admin) -> Iterator[str]:
+    """Admin ports as brokers' configurations name them, one broker asked after the other."""
+    for broker in admin.brokers():
+        try:
+            entries = admin.describe_configs(ResourceType.BROKER, str(broker.node_id))
+        except ClientError:
+            continue  # gone, hanging or no raftmq: another broker knows its registration
+        yield from (e.value for e in entries if e.name == ADMIN_KEY and e.value)
+
+
+def admin_request(address: str, path: str, body: object = None) -> urllib.request.Request:
+    """A request for a page of an admin port, with the token that the file of --security or the
+    environment names; a body makes it a POST.
+
+    Raises:
+        CommandError: the file of the token cannot be read.
+    """
+    has_tls = admin_access().tls is not None or os.environ.get(ADMIN_CA_FILE)
+    scheme = "https" if has_tls else "http"
+    request = urllib.request.Request(f"{scheme}://{address}{path}")
+    if body is not None:
+        request.data = msgspec.json.encode(body)
+        request.add_header("Content-Type", "application/json")
+    if token := _admin_token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return request
+
+
+def open_page(request: urllib.request.Request, timeout_s: float) -> Any:
+    """The answer, to be closed.
+
+    Raises:
+        OSError: none, or one that refuses (urllib.error.HTTPError).
+        CommandError: the environment names files that cannot be used.
+    """
+    return urllib.request.urlopen(request, timeout=timeout_s, context=_admin_context())
+
+
+def _admin_context() -> ssl.SSLContext | None:
+    if (said := admin_access().context()) is not None:
+        return said
+    ca = os.environ.get(ADMIN_CA_FILE)
+    if not ca:
+        return None
+    pair = [os.environ.get(name) for name in ADMIN_CLIENT_FILES]
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if pair[0]:
+            context.load_cert_chain(pair[0], pair[1])
+    except OSError as error:
+        names = ", ".join((ADMIN_CA_FILE, *ADMIN_CLIENT_FILES))
+        raise CommandError(f"{names}: {error}", EXIT_USAGE) from error
+    return context
+
+
+def _admin_token() -> str:
+    if said := admin_access().token:
+        return said
+    path = os.environ.get(ADMIN_TOKEN_FILE)
+    if not path:
+        return os.environ.get(ADMIN_TOKEN, "").strip()
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return lines.readline().strip()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{ADMIN_TOKEN_FILE}: {path}: {error}", EXIT_USAGE) from error
+
+
+def admin_refusal(error: urllib.error.HTTPError) -> str:
+    """What a port said that refuses a caller; "" for any other error."""
+    if error.code not in (401, 403):
+        return ""
+    try:
+        told = msgspec.json.decode(error.read(), type=dict[str, Any]).get("error", "")
+    except (OSError, msgspec.MsgspecError):
+        told = ""
+    why = str(told) or f"HTTP {error.code}"
+    where = f"admin.token_file of --security FILE, or {ADMIN_TOKEN_FILE}, names a file with it"
+    return f"{why}; {where}" if error.code == 401 else why

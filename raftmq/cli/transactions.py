@@ -17,6 +17,7 @@ import typer
 from attrs import frozen
 
 from raftmq.cli import completion
+from raftmq.cli.admin_port import find_addresses
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -33,7 +34,7 @@ from raftmq.cli.common import (
 )
 from raftmq.cli.console import EXIT_USAGE, out
 from raftmq.cli.groups import parse_scope
-from raftmq.cli.picture import ask_node, find_addresses
+from raftmq.cli.picture import ask_node
 from raftmq.types import TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import LATEST, READ_COMMITTED

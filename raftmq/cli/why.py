@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from raftmq.cli import completion
+from raftmq.cli.admin_port import admin_request, open_page
 from raftmq.cli.cluster import NODE_TIMEOUT_S
 from raftmq.cli.common import (
     DEFAULT_BOOTSTRAP,
@@ -41,7 +42,7 @@ from raftmq.cli.explain import (
     partitions_in_trouble,
     summary,
 )
-from raftmq.cli.picture import Picture, admin_request, open_page, take_picture
+from raftmq.cli.picture import Picture, take_picture
 from raftmq.foreign import visible
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.errors import ClientError

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftmq.cli.admin_port import AdminPort
-from raftmq.cli.picture import ADMIN_KEY
+from raftmq.cli.admin_port import ADMIN_KEY, AdminPort
 from raftmq.cli.topics import _states
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import ResourceType

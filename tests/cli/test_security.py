@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raftmq.cli.admin_port import AdminPort
+from raftmq.cli.admin_port import AdminPort, admin_request
 from raftmq.cli.common import CommandError, client_security, secured_by
-from raftmq.cli.picture import admin_request
 from raftmq.config import NOT_NODE_VARIABLES
 from tests.cli.conftest import Call, command_tree, invoke
 from tests.cli.test_commands import every_command

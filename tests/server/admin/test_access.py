@@ -16,7 +16,7 @@ from attrs import field, frozen
 from starlette.responses import Response
 from structlog.testing import capture_logs
 
-from raftmq.cli.picture import (
+from raftmq.cli.admin_port import (
     ADMIN_CA_FILE,
     ADMIN_CLIENT_FILES,
     ADMIN_TOKEN,
