@@ -435,6 +435,7 @@ class NodeCore:
             verify=None if OAUTHBEARER not in mechanisms else self._judge(),
         )
         self.engine.on_image(authenticator.image_changed)
+        self.machine.add_listener(authenticator.deletions)
         return authenticator
 
     def _judge(self) -> Verify:

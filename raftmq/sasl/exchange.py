@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from raftmq.errors import RaftmqError
 
@@ -47,6 +47,8 @@ class Answer:
         expires_ms: when the proof ends, by the wall clock; None where it does not.
         failure: the exchange failed, and the client has to acknowledge this answer before it ends.
         is_of_this_cluster: the user is one of the cluster's own table.
+        credential: the one of that table by which the user proved it. It was read when the exchange
+            began, and may have been taken away since.
     """
 
     token: bytes
@@ -54,6 +56,7 @@ class Answer:
     expires_ms: int | None = None
     failure: AuthenticationFailedError | None = None
     is_of_this_cluster: bool = True
+    credential: object = field(default=None, eq=False, repr=False)
 
 
 Step = Answer | Callable[[], Answer]

@@ -60,6 +60,6 @@ class PlainExchange:
             is_right = proves(mechanism, judged, password)
             if not is_right or not is_known:
                 raise AuthenticationFailedError("a wrong password", user if is_known else None)
-            return Answer(b"", user)
+            return Answer(b"", user, credential=judged)
 
         return judge

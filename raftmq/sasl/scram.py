@@ -219,4 +219,5 @@ class ScramExchange:
                 "a wrong password" if self._is_known else "an unknown user", user
             )
         verdict = hmac.digest(credential.server_key, said, digest)
-        return Answer(b"v=" + base64.b64encode(verdict), self._user)
+        said = b"v=" + base64.b64encode(verdict)
+        return Answer(said, self._user, credential=credential)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol
@@ -30,12 +30,16 @@ from attrs import evolve, frozen
 from raftmq.config import PLAINTEXT
 from raftmq.errors import ErrorCode, RemoteProtocolError
 from raftmq.logs import RateLimitedLog
+from raftmq.metadata.commands import AlterUsers, Envelope
 from raftmq.metadata.credentials import SECRET_BYTES
 from raftmq.metadata.image import MetadataImage, UsersImage
+from raftmq.metadata.results import Result
+from raftmq.metadata.state_machine import Skip
 from raftmq.partition.parked import Deadlines
 from raftmq.ports import Clock
 from raftmq.promise import Promise
 from raftmq.protocol import ApiKey
+from raftmq.raft.messages import SoftState
 from raftmq.runtime.threads import WorkerPool
 from raftmq.sasl.exchange import (
     TOKEN_BYTES_MAX,
@@ -51,6 +55,7 @@ from raftmq.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange, 
 from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.work import then
+from raftmq.types import Offset, RaftIndex
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of every client that did not authenticate, as Kafka names it."""
@@ -156,6 +161,7 @@ class Authenticator:
         self._waiting: deque[tuple[Callable[[], Answer], Promise[Answer]]] = deque()
         self._working = 0
         self._sessions: dict[int, Authentication] = {}
+        self.deletions = Deletions(self.has, self._end)
 
     def exchange(self, mechanism: str) -> Exchange:
         """Begin an exchange by a mechanism that is offered."""
@@ -174,6 +180,11 @@ class Authenticator:
     def has(self, user: str) -> bool:
         """True while there is such a user."""
         return user in self._users().credentials
+
+    def holds(self, user: str, credential: object) -> bool:
+        """True while this is one of the credentials of a user."""
+        known = self._users().credentials.get(user)
+        return known is not None and any(one == credential for one in known.values())
 
     # ---- work ----
 
@@ -215,15 +226,58 @@ class Authenticator:
 
     def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         """End the sessions of users that are no more."""
-        if before.users.credentials is after.users.credentials:
-            return
-        gone = {user for user in before.users.credentials if user not in after.users.credentials}
-        if not gone:
-            return
+        old, new = before.users.credentials, after.users.credentials
+        if old is not new:
+            self._end({user for user in old if user not in new})
+
+    def _end(self, gone: Set[str]) -> None:
         for session in list(self._sessions.values()):
             if session.user in gone and session.is_of_this_cluster:
                 _log.info("session ended: its user was deleted", peer=session.peer)
                 session.end()
+
+
+class Deletions:
+    """Hears which users commands delete: a node that was behind applies many commands in one step,
+    and the images before and after it do not show a user that was deleted and made anew."""
+
+    def __init__(self, has: Callable[[str], bool], end: Callable[[Set[str]], None]) -> None:
+        """`has(user)` is true while there is such a user, `end(users)` ends their sessions."""
+        self._has = has
+        self._end = end
+        self._gone: set[str] = set()
+        self._is_restored = False
+
+    def command_applied(self, envelope: Envelope, _result: Result, _offset: Offset) -> None:
+        """Look whom a command deleted."""
+        command = envelope.command
+        if isinstance(command, AlterUsers):
+            self._gone.update(one.user for one in command.deletions if not self._has(one.user))
+
+    def command_skipped(self, skip: Skip) -> None:
+        """It changed nothing."""
+
+    def state_restored(self, image: MetadataImage) -> None:
+        """Whose credentials are others by now may have been deleted meanwhile."""
+        self._is_restored = True
+
+    def image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
+        """End the sessions of those that were deleted, or may have been."""
+        gone, self._gone = self._gone, set()
+        is_restored, self._is_restored = self._is_restored, False
+        if is_restored:
+            new = after.users.credentials
+            for user, known in before.users.credentials.items():
+                if known != new.get(user):
+                    gone.add(user)
+        if gone:
+            self._end(gone)
+
+    def advanced(self, applied_end: RaftIndex) -> None:
+        """Nothing to do."""
+
+    def role_changed(self, soft: SoftState) -> None:
+        """Nothing to do."""
 
 
 class AuthenticationState(Enum):
@@ -464,9 +518,10 @@ class Authentication:
                 told="Cannot change principals during re-authentication from "
                 f"User.{self.user}: User.{answer.user}",
             )
-        self.is_of_this_cluster = answer.is_of_this_cluster
-        if self.is_of_this_cluster and not self._authenticator.has(answer.user):
-            raise AuthenticationFailedError("the user was deleted meanwhile", answer.user)
+        is_own = self.is_of_this_cluster = answer.is_of_this_cluster
+        if is_own and not self._authenticator.holds(answer.user, answer.credential):
+            why = "the user was deleted, or its password changed, since the exchange began"
+            raise AuthenticationFailedError(why, answer.user)
         lifetime_ms = self._lifetime_ms(answer)
         now_ms = self._authenticator.clock.monotonic_ms()
         self._expires_ms = None if lifetime_ms is None else now_ms + lifetime_ms

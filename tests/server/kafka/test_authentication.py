@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from attrs import evolve
 from immutables import Map
 
 from raftmq.errors import ErrorCode, RemoteProtocolError
-from raftmq.metadata.image import EMPTY_IMAGE, UsersImage
+from raftmq.metadata.commands import AlterUsers
+from raftmq.metadata.credentials import ScramDeletion, ScramUpsertion
+from raftmq.metadata.image import EMPTY_IMAGE, LEVEL_OF_SECURITY, RAFTMQ_LEVEL, UsersImage
+from raftmq.metadata.results import Done
 from raftmq.partition.parked import Deadlines
 from raftmq.promise import Promise
 from raftmq.protocol import ANNOUNCED, ApiKey
@@ -28,7 +32,9 @@ from raftmq.server.kafka.authentication import (
 )
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.dispatch import COMMON
+from raftmq.types import Offset
 from raftmq_client import Scram
+from tests.metadata.metadata_commands import Machine
 from tests.sasl.tokens import message
 from tests.server.auditing import Lines
 
@@ -423,6 +429,85 @@ def test_a_user_that_is_deleted_in_the_midst_does_not_come_in() -> None:
     stage.workers.work()
     stage.wait(DELAY_MS)
     assert answer.result()["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_password_that_is_changed_in_the_midst_lets_nobody_in(mechanism: str) -> None:
+    """Else whoever knows the old one holds an exchange open until it is changed."""
+    stage = Stage()
+    stage.sasl.handshake(1, mechanism)
+    answer: Any
+    if mechanism == "PLAIN":
+        answer = stage.sasl.authenticate(b"\0alice\0secret")
+        stage.users = users_of(alice="new", bob="other")
+        stage.workers.work()
+    else:
+        client = Scram("alice", "secret", "SHA-256").exchange()
+        challenge: Any = stage.sasl.authenticate(next(client))
+        stage.users = users_of(alice="new", bob="other")
+        answer = stage.sasl.authenticate(client.send(challenge["auth_bytes"]))
+    stage.wait(DELAY_MS)
+    assert answer.result()["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert stage.connection.caller.principal == "User:ANONYMOUS"
+    again = Stage()
+    again.users = stage.users
+    assert again.enter(password="new")["error_code"] == ErrorCode.NONE
+
+
+NEW: dict[str, Any] = {
+    "user": "alice",
+    "iterations": 4_096,
+    "scram_salt": b"salt" * 4,
+    "scram_stored_key": b"k" * 32,
+    "scram_server_key": b"k" * 32,
+}
+DELETED = AlterUsers(deletions=(ScramDeletion(user="alice", mechanism=1),))
+
+
+@pytest.mark.parametrize(
+    ("commands", "is_ended"),
+    [
+        ([DELETED, AlterUsers(upsertions=(ScramUpsertion(mechanism=1, **NEW),))], True),
+        ([AlterUsers(upsertions=(ScramUpsertion(mechanism=2, **NEW),)), DELETED], False),
+        ([AlterUsers(upsertions=(ScramUpsertion(mechanism=1, **NEW),))], False),
+    ],
+    ids=["deleted and made anew", "one of two mechanisms deleted", "another password"],
+)
+def test_a_node_that_sees_several_commands_in_one_step(
+    commands: list[AlterUsers], is_ended: bool
+) -> None:
+    """The images before and after do not tell a user that was made anew from another password."""
+    stage = Stage()
+    stage.enter()
+    machine = Machine()
+    machine.image = before = evolve(
+        EMPTY_IMAGE, users=USERS, features=Map({RAFTMQ_LEVEL: LEVEL_OF_SECURITY})
+    )
+    deletions = stage.authenticator.deletions
+    for command in commands:
+        result = machine.apply(command)
+        assert isinstance(result, Done)
+        stage.users = machine.image.users
+        envelope: Any = SimpleNamespace(command=command)
+        deletions.command_applied(envelope, result, Offset(1))
+    assert "alice" in stage.users.credentials
+    stage.authenticator.image_changed(before, machine.image)
+    deletions.image_changed(before, machine.image)
+    assert stage.connection.is_broken is is_ended
+
+
+def test_after_a_snapshot_whose_credentials_are_others_loses_its_connections() -> None:
+    """What happened meanwhile is not known."""
+    before = evolve(EMPTY_IMAGE, users=USERS)
+    for passwords, is_ended in (({"alice": "new"}, True), ({"bob": "new"}, False)):
+        stage = Stage()
+        stage.enter()
+        after = evolve(EMPTY_IMAGE, users=users_of(**{"alice": "secret", "bob": "x", **passwords}))
+        stage.authenticator.deletions.state_restored(after)
+        stage.authenticator.deletions.image_changed(before, after)
+        assert stage.connection.is_broken is is_ended
+        stage.authenticator.deletions.image_changed(after, before)
+        assert stage.connection.is_broken is is_ended, "once"
 
 
 def test_strangers_take_two_workers_at_most_and_not_for_ever() -> None:
