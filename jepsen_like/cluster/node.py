@@ -233,6 +233,7 @@ class SimCore(NodeCore):
             ),
             wake=self._wake,
             drain_later=self._drain_later,
+            on_unauthorized=self._command_refused,
             first_levels=self._first_levels,
         )
 

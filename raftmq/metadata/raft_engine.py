@@ -58,6 +58,7 @@ from raftmq.metadata.submissions import (
     ForwardState,
     Round,
     Submissions,
+    Unauthorized,
 )
 from raftmq.metadata.voters import metadata_target
 from raftmq.ports import Clock
@@ -111,6 +112,7 @@ class RaftMetadataEngine:
         wake: Callable[[], None],
         drain_later: Callable[[], None],
         config: EngineConfig | None = None,
+        on_unauthorized: Unauthorized,
         first_levels: Callable[[], tuple[FeatureUpdate, ...]] = tuple,
     ) -> None:
         """Make an engine; `attach` its replica before the first tick.
@@ -121,6 +123,7 @@ class RaftMetadataEngine:
             wake: called when the replica, and then this engine, want to be drained soon.
             drain_later: called while there is work that the next round of any replica's drain may
                 make possible: `drain` is to follow it.
+            on_unauthorized: told of each command of another node that it may not send.
             first_levels: with which a cluster begins, if this node is its first controller.
         """
         self._self_id = self_id
@@ -139,6 +142,7 @@ class RaftMetadataEngine:
         self._role_callbacks: list[Callable[[], None]] = []
         self._submissions = Submissions()
         self._queue = CommandQueue(self._count_unauthorized)
+        self._on_unauthorized = on_unauthorized
         self.unauthorized: dict[str, int] = {}
         """How many commands of other nodes were refused, which may not send them, by kind."""
         self._rounds = BarrierRounds()
@@ -366,9 +370,10 @@ class RaftMetadataEngine:
         supported = self._machine.supported
         return self._queue.take(command, submitter, self.image, supported, is_own=is_own)
 
-    def _count_unauthorized(self, kind: str, reason: str) -> None:
+    def _count_unauthorized(self, sender: NodeId, kind: str, reason: str) -> None:
         self.unauthorized[kind] = self.unauthorized.get(kind, 0) + 1
         _log.warning("command of another node refused", command=kind, why=reason)
+        self._on_unauthorized(sender, kind, reason)
 
     @reports_assertions
     def receive_barrier(self, request: BarrierRequest) -> Promise[Reply]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from attrs import define, field
 from msgspec import Struct
@@ -259,6 +259,9 @@ class Submissions:
 
 # ---- the controller's queue ----
 
+Unauthorized: TypeAlias = Callable[[NodeId, str, str], None]
+"""on_unauthorized(sender, kind, why): a node sent a command that it may not send."""
+
 
 class CommandQueue:
     """On the controller: commands that every node can apply, until they are in the log.
@@ -266,8 +269,8 @@ class CommandQueue:
     One batch at a time is under way, so that what comes meanwhile shares the next one.
     """
 
-    def __init__(self, on_unauthorized: Callable[[str, str], None]) -> None:
-        """`on_unauthorized(kind, why)` is told of each command that its sender may not send."""
+    def __init__(self, on_unauthorized: Unauthorized) -> None:
+        """`on_unauthorized` is told of each command that its sender may not send."""
         self._on_unauthorized = on_unauthorized
         self.commands: list[bytes] = []
         self.size_bytes = 0
@@ -309,7 +312,7 @@ class CommandQueue:
             if reason := _too_early(before, envelope.command):
                 return reason
             if not is_own and (reason := authority_error(before, submitter, envelope.command)):
-                self._on_unauthorized(type(envelope.command).__name__, reason)
+                self._on_unauthorized(submitter, type(envelope.command).__name__, reason)
                 return reason
             trial, result = apply(before, envelope, Offset(before.version + 1))
             if trial.features is not before.features:

@@ -57,6 +57,7 @@ from raftmq.raft.messages import SoftState
 from raftmq.replication.clocks import AgreedTime
 from raftmq.replication.opening import Opening, open_replica
 from raftmq.replication.replica import Replica
+from raftmq.rights import CLUSTER_NAME, Kind
 from raftmq.runtime.broker_calls import BrokerCalls
 from raftmq.runtime.certificates import ServerTls
 from raftmq.runtime.peer_links import KIND_FORMATION
@@ -65,7 +66,7 @@ from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.token_keys import TokenKeys
 from raftmq.sasl.oauthbearer import MECHANISM as OAUTHBEARER
 from raftmq.sasl.oauthbearer import Verify
-from raftmq.server.audit import Audit, Who
+from raftmq.server.audit import PEER_LISTENER, Audit, Who
 from raftmq.server.kafka.authentication import Authenticator, SaslSettings
 from raftmq.server.kafka.broker import Broker, authorizer_of
 from raftmq.server.kafka.dispatch import HANDLERS, Dispatcher
@@ -330,6 +331,7 @@ class NodeCore:
         self.broker.metrics.deny(refusal.kind, operation)
         asker = asker or Asker(Way.NODE)
         call, resource = type(request).__name__, f"{refusal.kind}:{refusal.name}"
+        listener = asker.listener or PEER_LISTENER
         _refused_log.warning(
             "admin call refused",
             sender=sender,
@@ -340,8 +342,14 @@ class NodeCore:
             resource=resource,
             why=refusal.message,
         )
-        who = Who(asker.principal or None, asker.host, asker.listener, asker.client_id)
-        self.audit.denial(who, f"{call} by node {sender}", str(operation), resource)
+        who = Who(asker.principal or None, asker.host, listener, asker.client_id)
+        why = refusal.message
+        self.audit.denial(who, call, str(operation), resource, by_node=sender, why=why)
+
+    def _command_refused(self, sender: NodeId, kind: str, why: str) -> None:
+        """Tell of a command that another node may not send; it is counted and logged already."""
+        who, resource = Who(None, "", PEER_LISTENER), f"{Kind.CLUSTER}:{CLUSTER_NAME}"
+        self.audit.denial(who, kind, "forward", resource, by_node=sender, why=why)
 
     def _replica_of(self, topic_id: TopicId, index: int) -> Partition | None:
         return self.partitions.registry.by_id(topic_id, index)
@@ -365,6 +373,7 @@ class NodeCore:
             on_broken_invariant=self.plane.fail,
             wake=self._wake,
             drain_later=self._drain_later,
+            on_unauthorized=self._command_refused,
             first_levels=self._first_levels,
         )
 

@@ -15,7 +15,7 @@ import structlog
 from attrs import field, frozen
 
 from raftmq.config import ConfigError
-from raftmq.errors import KafkaError
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.broker_messages import AlterUsersCall, Outcomes, UserRequest
 from raftmq.metadata.credentials import SECRET_BYTES, USER_NAME_LENGTH_MAX
 from raftmq.metadata.image import LEVEL_OF_SECURITY, MetadataImage
@@ -91,18 +91,25 @@ async def make_first_user(
     image: Callable[[], MetadataImage],
     ask: Callable[[AlterUsersCall], Awaitable[Outcomes]],
     sleep: Callable[[float], Awaitable[None]],
+    tell: Callable[[ErrorCode], None],
 ) -> None:
-    """Ask the controller until there are users, or there were."""
+    """Ask the controller until there are users, or there were; `tell` has what came of it, each
+    time that it is another code than before."""
+    told: ErrorCode | None = None
     while not image().users.secret:
         if image().level >= LEVEL_OF_SECURITY:
+            why, code = "", ErrorCode.NONE
             try:
-                outcomes = await ask(call)
+                for one in await ask(call):
+                    if one.code and not why:
+                        why, code = one.message or one.code.name, one.code
             except KafkaError as error:
-                why = error.message
-            else:
-                why = next((one.message or one.code.name for one in outcomes if one.code), "")
-                if not why:
-                    logger.info("the first user was made", user=call.users[0].user)
+                why, code = error.message or error.code.name, error.code
             if why:
                 logger.warning("the first user is not made yet", why=why)
+            else:
+                logger.info("the first user was made", user=call.users[0].user)
+            if code is not told:
+                told = code
+                tell(code)
         await sleep(AGAIN_S)

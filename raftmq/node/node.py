@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from raftmq.config import ConfigError, NodeConfig
+from raftmq.errors import ErrorCode
 from raftmq.log.journal import HardStateJournal
 from raftmq.logs import RateLimitedLog, structlog
 from raftmq.metadata.broker_messages import NODE_ITSELF
@@ -43,7 +44,8 @@ from raftmq.runtime.peer_tls import PeerTls
 from raftmq.runtime.threads import Flusher, NodeBatchOpening, NodeCatchUp, Workers
 from raftmq.runtime.token_keys import TokenKeys
 from raftmq.server.admin.access import Access
-from raftmq.server.audit import AuditOutcome, Who
+from raftmq.server.admin.connections import OpenConnections
+from raftmq.server.audit import PEER_LISTENER, AuditOutcome, AuditRow, Who, outcome_of
 from raftmq.server.kafka.dispatch import warm_up
 from raftmq.server.kafka.limits import Limits, resolve_overrides
 from raftmq.server.kafka.listener import ClientPort, Listening
@@ -107,6 +109,7 @@ class Node(NodeCore):
         self.access = Access(config)
         files = admin_files(config)
         self.admin_tls = None if files is None else ServerTls(self.access.name, files)
+        self.admin_connections = OpenConnections()
         self._first_user = None if path is None else read_first_user(path)
         self.token_keys = TokenKeys(config) if config.takes_tokens else None
         self.audit_file = None if config.audit_file is None else AuditFile(config.audit_file)
@@ -176,7 +179,14 @@ class Node(NodeCore):
             lambda: self.engine.image,
             lambda call: self.tasks.wait(self.control.call(call, NODE_ITSELF)),
             trio.sleep,
+            partial(self._tell_first_user, user.name),
         )
+
+    def _tell_first_user(self, name: str, code: ErrorCode) -> None:
+        row = AuditRow(f"user:{name}", "the first one", code.name)
+        who = Who(None, "", "first_user_file")
+        outcome = outcome_of({code.name})
+        self.audit.administration(who, "AlterUserScramCredentials", outcome, [row])
 
     async def _watch_rival(self) -> None:
         """Log that another process has this node's id; end if that lasts before this one serves.
@@ -273,7 +283,7 @@ class Node(NodeCore):
         )
 
     def _tell_stranger(self, where: str, mechanism: str, why: str) -> None:
-        who = Who(None, where.rpartition(":")[0], "peer_listener")
+        who = Who(None, where.rpartition(":")[0], PEER_LISTENER)
         self.audit.authentication(who, mechanism, AuditOutcome.FAILED, why=why)
 
     def _may_break(self) -> bool:
@@ -333,7 +343,8 @@ class Node(NodeCore):
         ]
 
     async def _watch_certificates(self) -> None:
-        """Load them when they change, or when asked to; connections that are open stay."""
+        """Load them when they change, or when asked to; connections that are open stay, but those
+        whose certificates were revoked."""
         watched: list[Watched] = [*self.tls.values()]
         watched += [one for one in (self.peer_tls, self.admin_tls) if one is not None]
         if self.token_keys is not None:
@@ -357,12 +368,13 @@ class Node(NodeCore):
                     self._end_revoked(files)
 
     def _end_revoked(self, files: Watched) -> None:
-        """Hang up on whoever came by a certificate that is good no more; requests at the admin port
-        are short, and its next connection is refused."""
-        if not isinstance(files, ServerTls) or files is self.admin_tls:
+        """Hang up on whoever came by a certificate that is good no more."""
+        if not isinstance(files, ServerTls):
             return
         if isinstance(files, PeerTls):
             ended = self.links.end_revoked(files.revoked)
+        elif files is self.admin_tls:
+            ended = self.admin_connections.end_revoked(files.revoked)
         else:
             ended = self.port.end_revoked(files.name, files.revoked)
         if ended:
@@ -385,6 +397,7 @@ class Node(NodeCore):
             faults=self.faults,
             access=self.access,
             tls=self.admin_tls,
+            connections=self.admin_connections,
             refuse=self.broker.metrics.refuse,
             audit=self.audit,
             authorizer=self.broker.authorizer,

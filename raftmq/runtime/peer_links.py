@@ -39,7 +39,7 @@ from raftmq.config import Address
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.messages import StoredChunk
 from raftmq.replication.multiraft import Stream
-from raftmq.runtime.certificates import Revoked
+from raftmq.runtime.certificates import NONE_REVOKED, Revoked
 from raftmq.runtime.handshake import HalfOpen, Turn
 from raftmq.runtime.loop import LoopBudget
 from raftmq.runtime.peer_hello import (
@@ -132,6 +132,8 @@ REFUSALS: Final = (
     "bug",
 )
 """Why streams are refused or ended, by the names in the metrics."""
+REVOKED: Final = "its certificate was revoked"
+"""Since its handshake; before the hello was over."""
 PIECES_MAX: Final = 512
 """Beyond so many pieces a frame is joined: sendmsg takes 1,024."""
 
@@ -146,6 +148,9 @@ FrameHandler = Callable[[PeerIdentity, int, memoryview], None]
 
 class PeerLinks:
     """All streams of a node to and from its peers."""
+
+    _revoked: Revoked = NONE_REVOKED
+    """By the list that was loaded since the start, if any."""
 
     def __init__(
         self,
@@ -237,15 +242,19 @@ class PeerLinks:
                 stream.end()
 
     def end_revoked(self, revoked: Revoked) -> int:
-        """End streams with peers whose certificates are good no more; how many."""
+        """End streams with peers whose certificates are good no more; how many. Those between
+        handshake and hello end before they stand."""
+        self._revoked = revoked
         accepted = [each.back for some in self._accepted.values() for each in some]
-        ended = 0
-        for stream in (*self._streams.values(), *accepted):
-            sock = stream.sock
-            if isinstance(sock, PeerTlsSocket) and revoked.has(sock.peer_certificate):
-                stream.end()
-                ended += 1
-        return ended
+        ended = [
+            each for each in (*self._streams.values(), *accepted) if self._is_revoked(each.sock)
+        ]
+        for stream in ended:
+            stream.end()
+        return len(ended)
+
+    def _is_revoked(self, sock: PeerSocket | None) -> bool:
+        return isinstance(sock, PeerTlsSocket) and self._revoked.has(sock.peer_certificate)
 
     def version(self, node_id: NodeId) -> int:
         """The format in which requests to this peer go; 0 while it is not connected."""
@@ -523,6 +532,8 @@ class PeerLinks:
                 reason = check_hello(self._hello, theirs)  # which may demand more by now
                 if not reason and theirs.node_id != stream.node_id:
                     reason = f"node {theirs.node_id} answers at node {stream.node_id}'s address"
+                if not reason and self._is_revoked(sock):
+                    reason = REVOKED
                 self._heed(stream.node_id, theirs)
                 if reason:
                     raise PeerRefusedError(f"{address}: {reason}")
@@ -616,6 +627,11 @@ class PeerLinks:
                 node_id = identity.node_id
                 if version < self._hello.spoken[0]:
                     raise PeerRefusedError(f"format {version} is not spoken here any more")
+                if self._is_revoked(stream):
+                    self.refusals["certificate"] += 1
+                    self._on_stranger(_remote(stream), "certificate", REVOKED)
+                    self._tell_refused(stream, node_id, REVOKED)
+                    return
                 if reason := self._why_no_room(node_id, name):
                     # Others came in while our hello was on its way.
                     self.refusals["limit"] += 1

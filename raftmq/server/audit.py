@@ -7,9 +7,10 @@ why). A line says who (principal, host, listener, client id) and what, and never
 passwords, tokens or values of settings that are not known to be harmless.
 
 What strangers can cause is bounded: so many lines of a kind by a listener in ten seconds, the rest
-is counted and told in a line of its own. Changes that were made are never left out for that. Texts
-of others are cut, and characters that do not print are escaped. Where no file is kept nothing is
-done.
+is counted and told in a line of its own. What a node asked for others is bounded as that of the
+peer port, since the node itself says by which listener they came. Changes that were made are never
+left out for that. Texts of others are cut, and characters that do not print are escaped. Where no
+file is kept nothing is done.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ROWS_PER_LINE: Final = 100
 UNKNOWN_CODE: Final = "UNKNOWN"
 """The code of what was not answered."""
 PERIOD_MS: Final = 10_000.0
+PEER_LISTENER: Final = "peer_listener"
+"""The name of the port of nodes."""
 
 _log = structlog.get_logger("raftmq.audit")
 
@@ -94,8 +97,9 @@ class Who:
     """Who did something.
 
     Attributes:
-        principal: None where somebody failed to prove one.
-        listener: the name of the listener that it came by; `admin_listener` for the admin port.
+        principal: None where none was proved, or a node asks in its own name.
+        listener: the name of the listener that it came by; `admin_listener` for the admin port,
+            `peer_listener` for that of nodes.
     """
 
     principal: str | None
@@ -160,10 +164,26 @@ class Audit:
         said = {"mechanism": mechanism, "again": is_again, "why": why}
         self._tell(AuditKind.AUTHENTICATION, outcome, who, said)
 
-    def denial(self, who: Who, request: str, operation: str, resource: str) -> None:
-        """Somebody had no right to something."""
+    def denial(
+        self,
+        who: Who,
+        request: str,
+        operation: str,
+        resource: str,
+        *,
+        by_node: int | None = None,
+        why: str | None = None,
+    ) -> None:
+        """Somebody had no right to something.
+
+        Args:
+            by_node: the node that asked, in its own name or for `who`, as that node says; None:
+                `who` asked this node.
+        """
         said = {"request": request, "operation": operation, "resource": resource}
-        self._tell(AuditKind.DENIAL, AuditOutcome.DENIED, who, said)
+        more = {"by_node": by_node, "why": why}
+        bound = who.listener if by_node is None else PEER_LISTENER
+        self._tell(AuditKind.DENIAL, AuditOutcome.DENIED, who, said | more, bound=bound)
 
     def administration(
         self,
@@ -219,8 +239,17 @@ class Audit:
 
     # ---- lines ----
 
-    def _tell(self, kind: AuditKind, outcome: AuditOutcome, who: Who, said: dict[str, Any]) -> None:
-        if self._sink is None or not self._has_room(kind, outcome, who.listener):
+    def _tell(
+        self,
+        kind: AuditKind,
+        outcome: AuditOutcome,
+        who: Who,
+        said: dict[str, Any],
+        *,
+        bound: str | None = None,
+    ) -> None:
+        """Write a line; `bound` names the listener whose share it takes, None: that of `who`."""
+        if self._sink is None or not self._has_room(kind, outcome, bound or who.listener):
             return
         line = {
             "kind": kind,

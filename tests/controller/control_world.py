@@ -199,6 +199,7 @@ class WorldNode:
             on_broken_invariant=self._broken,
             wake=self._wake,
             drain_later=self._drain_later,
+            on_unauthorized=lambda *_refused: None,
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
         self.replica = replica = open_replica(

@@ -213,6 +213,7 @@ class Node:
             on_broken_invariant=pytest.fail,
             wake=lambda: None,  # `turn` drains all nodes until nothing is left to do
             drain_later=lambda: None,
+            on_unauthorized=lambda *refused: cluster.unauthorized.append(refused),
             config=cluster.engine_config,
             first_levels=lambda: cluster.first_levels,
         )
@@ -285,6 +286,7 @@ class MetadataCluster:
         self.first_levels = first_levels
         self.super_users = super_users
         self.refused: list[tuple[Any, ...]] = []
+        self.unauthorized: list[tuple[Any, ...]] = []
         self.supported = supported or {}
         self.formats = formats or {}
         self.clock = FakeClock()

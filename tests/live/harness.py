@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -75,6 +76,7 @@ class Node:
         self.takes_data_at_once = True
         self.formation_wait_ms: int | None = 0
         self.environment: dict[str, str] = {"RAFTMQ_FAULTS": "1"} if cluster.faults else {}
+        self.admin_context: ssl.SSLContext | None = None
 
     @property
     def log_path(self) -> Path:
@@ -143,9 +145,8 @@ class Node:
 
     def get(self, path: str) -> dict[str, Any]:
         """A JSON answer of the admin port, also one with an error status."""
-        url = f"http://{self.host}:{self.admin_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with self._open(path) as answer:
                 body = answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -173,9 +174,13 @@ class Node:
 
     def text(self, path: str) -> str:
         """A text answer of the admin port."""
-        url = f"http://{self.host}:{self.admin_port}{path}"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with self._open(path) as answer:
             return str(answer.read().decode())
+
+    def _open(self, path: str) -> Any:
+        scheme = "http" if self.admin_context is None else "https"
+        url = f"{scheme}://{self.host}:{self.admin_port}{path}"
+        return urllib.request.urlopen(url, timeout=5, context=self.admin_context)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)

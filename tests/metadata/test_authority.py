@@ -235,6 +235,7 @@ def test_the_controller_refuses_it_by_name_counts_it_and_takes_what_came_before(
     assert (reply.code, reply.index) == (ErrorCode.INVALID_REQUEST, 1)
     assert "node 2 may not send DeleteTopics: the controller alone" in reply.message
     assert leader.unauthorized == {"DeleteTopics": 1}
+    assert cluster.unauthorized == [(ME, "DeleteTopics", reply.message)], "and tells"
     cluster.turn()
     assert leader.image.version == before + 1
 

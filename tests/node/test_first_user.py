@@ -70,12 +70,13 @@ async def test_it_is_asked_for_until_there_are_users() -> None:
     below = evolve(EMPTY_IMAGE, features=Map({RAFTMQ_LEVEL: LEVEL_OF_SECURITY - 1}))
     ready = evolve(EMPTY_IMAGE, features=Map({RAFTMQ_LEVEL: LEVEL_OF_SECURITY}))
     done = evolve(ready, users=UsersImage(secret=b"s"))
-    images = [below, ready, ready, done]
+    images = [below, ready, ready, ready, done]
     asked: list[AlterUsersCall] = []
+    told: list[ErrorCode] = []
 
     async def ask(call: AlterUsersCall) -> Outcomes:
         asked.append(call)
-        if len(asked) == 1:
+        if len(asked) < 3:
             raise KafkaError("nobody leads", code=ErrorCode.REQUEST_TIMED_OUT)
         return (Outcome(name="root"),)
 
@@ -83,7 +84,8 @@ async def test_it_is_asked_for_until_there_are_users() -> None:
         images.pop(0)
 
     call = first_call(ROOT)
-    await make_first_user(call, lambda: images[0], ask, sleep)
-    assert asked == [call, call], "not below the level, and not again"
-    await make_first_user(call, lambda: done, ask, sleep)
-    assert len(asked) == 2
+    await make_first_user(call, lambda: images[0], ask, sleep, told.append)
+    assert asked == [call, call, call], "not below the level, and not again"
+    assert told == [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NONE], "each code once"
+    await make_first_user(call, lambda: done, ask, sleep, told.append)
+    assert len(asked) == 3

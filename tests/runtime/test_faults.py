@@ -12,13 +12,16 @@ import msgspec
 import pytest
 import trio
 
+from raftmq.runtime.clock import RealClock
 from raftmq.runtime.faults import FaultSwitch, is_armed
 from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.threads import Flusher
 from raftmq.server.admin.http import FAULTS_BYTES_MAX, serve_admin
+from raftmq.server.audit import Audit
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.runtime.test_peer_links import Node
 from tests.server.admin.test_http import ask, sources
+from tests.server.auditing import Lines
 
 WHOLE = {"block_to": [], "block_from": [], "fsync_delay_ms": 0}
 
@@ -38,12 +41,15 @@ def links() -> Iterator[PeerLinks]:
 
 
 @asynccontextmanager
-async def admin_port(faults: FaultSwitch | None) -> AsyncIterator[Callable[..., Any]]:
+async def admin_port(
+    faults: FaultSwitch | None, lines: Lines | None = None
+) -> AsyncIterator[Callable[..., Any]]:
     sock = open_listen_socket("127.0.0.1", 0)
     bugs: list[Exception] = []
 
     async def serve() -> None:
-        await serve_admin(sock, sources(faults=faults), bugs.append)
+        audit = Audit(lines, RealClock(), cluster="cluster", node=1)
+        await serve_admin(sock, sources(faults=faults, audit=audit), bugs.append)
 
     async def request(method: str, body: bytes = b"") -> tuple[int, Any]:
         code, answer = await ask(sock.getsockname()[1], method, "/faults", body)
@@ -67,10 +73,13 @@ def test_only_a_one_arms_it() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 async def test_unarmed_it_is_refused(method: str) -> None:
-    async with admin_port(None) as request:
+    lines = Lines()
+    async with admin_port(None, lines) as request:
         status, answer = await request(method, b"{}")
         assert status == 403
         assert "RAFTMQ_FAULTS=1" in answer["error"]
+    (line,) = lines.read
+    assert (line["kind"], line["request"]) == ("denial", f"{method} /faults")
 
 
 async def test_the_whole_state_is_replaced(flusher: Flusher, links: PeerLinks) -> None:
@@ -113,9 +122,12 @@ async def test_what_it_does_not_know_is_refused_by_name(
 
 
 async def test_too_much_is_refused(flusher: Flusher, links: PeerLinks) -> None:
-    async with admin_port(FaultSwitch(links, flusher)) as request:
+    lines = Lines()
+    async with admin_port(FaultSwitch(links, flusher), lines) as request:
         status, _ = await request("PUT", b" " * (FAULTS_BYTES_MAX + 1))
         assert status == 413
+    (line,) = lines.read
+    assert (line["kind"], line["outcome"]) == ("administration", "failed")
 
 
 async def test_a_delayed_flush_takes_its_time(flusher: Flusher) -> None:

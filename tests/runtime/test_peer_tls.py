@@ -29,6 +29,7 @@ from raftmq.runtime.tls import PeerTlsSocket
 from raftmq.types import NodeId
 from tests.runtime.test_catch_up_stream import chunk, file_of
 from tests.runtime.test_peer_links import Node, introduce, running, until_end
+from tests.runtime.test_revocation import revoked_of
 
 ONE, TWO = NodeId(1), NodeId(2)
 
@@ -430,3 +431,37 @@ async def test_a_ca_is_replaced_while_streams_stand(tmp_path: Path) -> None:
         told, why = await stranger(b, context, said(1))
         assert told == b""
         assert "unknown ca" in why
+
+
+@pytest.mark.parametrize("dials", [True, False], ids=["dialled", "accepted"])
+async def test_who_is_revoked_between_handshake_and_hello_gets_no_stream(
+    dials: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is loaded when there is no stream yet that could be ended."""
+    a, b = secure(tmp_path, 1), secure(tmp_path, 2)
+    a.links.set_addresses({TWO: b.address})
+    judge, other = (a, TWO) if dials else (b, ONE)
+    read = peer_links.read_hello
+    loaded: list[int] = []
+
+    async def read_late(sock: Any) -> Hello:
+        theirs = await read(sock)
+        if sock.node_id == other:
+            loaded.append(judge.links.end_revoked(revoked_of(sock.peer_certificate)))
+        return theirs
+
+    monkeypatch.setattr(peer_links, "read_hello", read_late)
+    with capture_logs() as logged:
+        async with running(a, b):
+            await judge.until(lambda: len(loaded) > 4)
+            assert set(loaded) == {0}
+            assert not judge.links.is_connected(other)
+    assert judge.identities == judge.frames == []
+    reasons = [
+        line["reason"] for line in logged if line["event"] in ("peer refused", "refused a peer")
+    ]
+    assert reasons
+    assert all(reason.endswith("its certificate was revoked") for reason in reasons)
+    if not dials:
+        assert judge.links.refusals["certificate"] > 2
+        assert {why for _, _, why in judge.strangers} == {"its certificate was revoked"}

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from raftmq.config import ConfigError
 from raftmq.runtime import certificates
-from raftmq.runtime.certificates import NONE_REVOKED, PemFiles, ServerTls, load
+from raftmq.runtime.certificates import NONE_REVOKED, PemFiles, Revoked, ServerTls, load
 from raftmq.runtime.peer_links import PeerLinks
 from raftmq.runtime.peer_tls import load_peer_files, node_name
 from raftmq.runtime.tls import PeerTlsSocket
@@ -49,6 +49,12 @@ def parsed(leaf: trustme.LeafCert) -> x509.Certificate:
 
 def der(leaf: trustme.LeafCert) -> bytes:
     return parsed(leaf).public_bytes(Encoding.DER)
+
+
+def revoked_of(certificate: bytes) -> Revoked:
+    """What a list of this one (DER) says."""
+    serial, _, issuer, *_ = certificates._fields(certificate)
+    return Revoked(frozenset({(issuer, serial)}))
 
 
 def files(folder: Path, ca: trustme.CA, leaf: trustme.LeafCert, crl: bytes) -> PemFiles:
@@ -188,8 +194,7 @@ def test_streams_with_a_revoked_node_end_whoever_dialled_them() -> None:
     """Those of others stay, and those without a certificate."""
     ca = trustme.CA()
     one, two = ca.issue_cert(node_name(1)), ca.issue_cert(node_name(2))
-    serial, _, issuer, *_ = certificates._fields(der(two))
-    revoked = certificates.Revoked(frozenset({(issuer, serial)}))
+    revoked = revoked_of(der(two))
     ended: list[str] = []
 
     def stream(name: str, certificate: bytes | None) -> Any:
@@ -199,7 +204,8 @@ def test_streams_with_a_revoked_node_end_whoever_dialled_them() -> None:
             sock._layer = SimpleNamespace(peer_certificate=certificate)  # type: ignore[assignment]
         return SimpleNamespace(sock=sock, end=lambda: ended.append(name))
 
-    links: Any = SimpleNamespace(
+    links: Any = PeerLinks.__new__(PeerLinks)
+    vars(links).update(
         _streams={0: stream("to one", der(one)), 1: stream("to two", der(two))},
         _accepted={
             "bulk": [SimpleNamespace(back=stream("from two", der(two)))],

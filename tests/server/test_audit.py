@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from raftmq.server.audit import (
     LINES_MAX,
+    PEER_LISTENER,
     PERIOD_MS,
     TEXT_LENGTH_MAX,
     Audit,
@@ -23,6 +24,7 @@ from tests.server.auditing import NO_AUDIT, Lines
 WHO = Who("User:alice", "10.0.0.9", "CLIENTS", "app")
 STRANGER = Who(None, "10.0.0.66", "CLIENTS")
 FAILED_MAX = LINES_MAX[AuditKind.AUTHENTICATION, AuditOutcome.FAILED]
+DENIED_MAX = LINES_MAX[AuditKind.DENIAL, AuditOutcome.DENIED]
 
 
 class World:
@@ -211,3 +213,35 @@ def test_without_a_file_nothing_is_done() -> None:
     NO_AUDIT.administration(WHO, "DeleteTopics", AuditOutcome.OK, [])
     NO_AUDIT.tick()
     assert (NO_AUDIT.lines, NO_AUDIT.left_out) == ({}, {})
+
+
+def test_a_denial_of_the_controller_names_the_node_that_asked() -> None:
+    world = World()
+    more: dict[str, Any] = {"by_node": 3, "why": "not authorized"}
+    world.audit.denial(WHO, "DeleteTopicsCall", "delete", "topic:orders", **more)
+    nobody = Who(None, "", PEER_LISTENER)
+    world.audit.denial(nobody, "DeleteTopics", "forward", "cluster:kafka-cluster", **more)
+    by_alice, by_node = world.lines.read
+    assert (by_alice["principal"], by_alice["host"]) == ("User:alice", "10.0.0.9")
+    assert (by_alice["listener"], by_alice["client_id"]) == ("CLIENTS", "app")
+    assert by_alice["request"] == "DeleteTopicsCall"
+    assert {name: by_alice[name] for name in more} == more
+    assert "principal" not in by_node
+    assert (by_node["listener"], by_node["by_node"]) == ("peer_listener", 3)
+
+
+def test_a_node_that_names_ever_more_listeners_does_not_fill_the_file() -> None:
+    """It says itself by which listener those came for whom it asks."""
+    world = World()
+    for number in range(DENIED_MAX + 7):
+        who = Who("User:eve", "10.0.0.9", f"CLIENTS-{number}")
+        world.audit.denial(who, "DeleteTopicsCall", "delete", "topic:orders", by_node=3)
+    assert len(world.lines.raw) == DENIED_MAX
+    assert world.audit.left_out == {"rate": 7, "memory": 0}
+    assert len(world.audit._periods) == 1
+    world.audit.denial(WHO, "Fetch", "read", "topic:orders")
+    assert len(world.lines.raw) == DENIED_MAX + 1, "clients of this node have room of their own"
+    world.now_ms += PERIOD_MS
+    world.audit.tick()
+    left = {"kind": "left_out", "of": "denial", "outcome": "denied", "listener": "peer_listener"}
+    assert world.lines.read[-1] == {**left, "reason": "rate", "count": 7}

@@ -6,6 +6,9 @@ not complete, that rests between two requests, or that does not read its answer.
 oldest one of the address that has most, so that a flood of one address costs that address alone.
 Where this node works for all of them the new one is refused.
 
+A connection whose client showed a certificate ends once that is revoked, whatever this node does
+for it: what was asked may have been done then.
+
 Encrypted ones have what Hypercorn asks of a trio stream (`TlsStream`). Their handshakes are made in
 worker threads, as at all ports: trio's own TLS would make them on the loop.
 """
@@ -19,12 +22,14 @@ from typing import Any, Final
 import trio
 from attrs import define, field
 
-from raftmq.runtime.certificates import ServerTls, subject
+from raftmq.runtime.certificates import Revoked, ServerTls, subject
 from raftmq.runtime.handshake import HandshakeError, say_why, shake
 from raftmq.runtime.tls import TlsSocket
 from raftmq.server.audit import Audit, AuditOutcome, Who
 from raftmq.tls import TlsLayer
 
+CONNECTIONS_MAX: Final = 100
+"""At a time, so that nobody takes the descriptors of the node here."""
 ENDING_MAX: Final = 16
 """So many connections at most are told to end and have not ended yet, beyond the bound."""
 
@@ -36,11 +41,13 @@ class OpenConnection:
     Attributes:
         host: the address that it came from.
         is_busy: this node works on a request of it.
-        scope: in which it is served; cancelled when it gives way.
+        certificate: that its client showed (DER); None: it showed none, or not yet.
+        scope: in which it is served; cancelled when it gives way, or its certificate is revoked.
     """
 
     host: str
     is_busy: bool = False
+    certificate: bytes | None = field(default=None, repr=False)
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     def working(self, app: Any) -> Any:
@@ -73,7 +80,7 @@ class OpenConnection:
 class OpenConnections:
     """All of a port."""
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
         self._connections_max = connections_max
         self._open: dict[OpenConnection, None] = {}  # the oldest first
         self._ending: set[OpenConnection] = set()
@@ -101,6 +108,15 @@ class OpenConnections:
         """It is closed."""
         self._open.pop(connection, None)
         self._ending.discard(connection)
+
+    def end_revoked(self, revoked: Revoked) -> int:
+        """End those whose certificates are good no more; how many."""
+        ended = [one for one in self._open if revoked.has(one.certificate)]
+        for one in ended:
+            del self._open[one]
+            self._ending.add(one)
+            one.scope.cancel()
+        return len(ended)
 
     def _make_room(self) -> bool:
         idle = [one for one in self._open if not one.is_busy]
@@ -185,8 +201,11 @@ class AdminHandshakes:
         self._audit = audit
         self._limiter = trio.CapacityLimiter(THREADS)
 
-    async def encrypted(self, stream: trio.SocketStream, host: str) -> TlsStream | None:
-        """The connection from `host` with TLS; None, and it is closed, where that fails."""
+    async def encrypted(
+        self, stream: trio.SocketStream, connection: OpenConnection
+    ) -> TlsStream | None:
+        """The connection with TLS; None, and it is closed, where that fails. From here on it ends
+        with the certificate that was shown."""
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         found: TlsStream | None = None
@@ -194,14 +213,22 @@ class AdminHandshakes:
             with trio.move_on_after(HANDSHAKE_S), suppress(EOFError, OSError):
                 layer = TlsLayer(self._tls.context, is_server=True)
                 try:
-                    found = TlsStream(sock, await shake(sock, layer, self._limiter))
+                    layer = await shake(sock, layer, self._limiter)
                 except HandshakeError as error:
                     if error.is_about_certificates:
-                        who = Who(None, host, self._tls.name)
-                        failed = AuditOutcome.FAILED
-                        self._audit.authentication(who, "certificate", failed, why=str(error))
+                        self._tell(connection, str(error))
                     await say_why(sock, error.layer)
+                    return None
+                if self._tls.revoked.has(layer.peer_certificate):
+                    self._tell(connection, "its certificate was revoked since the handshake began")
+                    return None
+                connection.certificate = layer.peer_certificate
+                found = TlsStream(sock, layer)
         finally:
             if found is None:
                 sock.close()
         return found
+
+    def _tell(self, connection: OpenConnection, why: str) -> None:
+        who = Who(None, connection.host, self._tls.name)
+        self._audit.authentication(who, "certificate", AuditOutcome.FAILED, why=why)

@@ -66,8 +66,6 @@ CountBug = Callable[[Exception], None]
 
 KEEP_ALIVE_S: Final = 30.0
 READ_TIMEOUT_S: Final = 60
-CONNECTIONS_MAX: Final = 100
-"""At a time, so that nobody takes the descriptors of the node here."""
 CONNECTIONS_BOUND: Final = "admin_connections"
 """Its name among what is refused."""
 REASON_LENGTH_MAX: Final = 300
@@ -103,6 +101,7 @@ class PageSources:
         faults: breaks this node on purpose; None: /faults is refused.
         access: says who may do what.
         tls: the certificates of the port; None: it speaks plain HTTP.
+        connections: those that are open; beyond their bound an idle one gives way to a new one.
         refuse: is told of each bound that was reached.
         audit: is told who changes something, and who is refused.
         authorizer: says what the principals of certificates may do; None: everything.
@@ -115,6 +114,7 @@ class PageSources:
     faults: FaultPort | None
     access: Access
     tls: ServerTls | None
+    connections: OpenConnections
     refuse: Callable[[str], None]
     audit: Audit
     authorizer: Authorizer | None
@@ -132,10 +132,13 @@ def _faults_page(faults: FaultPort | None, audit: Audit) -> Page:
 
     async def page(request: Request) -> Response:
         if faults is None:
+            who, method = who_of(request), request.method
+            audit.denial(who, f"{method} /faults", method, "faults")
             return answer({"error": FAULTS_REFUSED}, 403)
         if request.method == "PUT":
             body = await read_body(request, FAULTS_BYTES_MAX)
             if body is None:
+                tell(request, AuditOutcome.FAILED, ErrorCode.INVALID_REQUEST.name)
                 return too_large(FAULTS_BYTES_MAX)
             try:
                 replaced = decode_foreign("faults", faults.replace, body)
@@ -287,12 +290,11 @@ async def serve_admin(sock: socket.socket, sources: PageSources, count_bug: Coun
     """Serve the admin port on a bound socket until cancelled; it stays the caller's.
 
     Each connection has a border of its own: what its bytes make of Hypercorn's protocol code costs
-    that connection. Beyond `CONNECTIONS_MAX` of them an idle one gives way to a new one
-    (`connections.py`).
+    that connection.
     """
     app = guarded(checked(make_app(sources), sources), count_bug)
     handshakes = None if sources.tls is None else AdminHandshakes(sources.tls, sources.audit)
-    connections = OpenConnections(CONNECTIONS_MAX)
+    connections = sources.connections
 
     async def accepted(stream: trio.SocketStream) -> None:
         if connections.is_full:
@@ -340,7 +342,7 @@ async def _serve_connection(
     told: Any = stream  # Hypercorn takes one without TLS, too, but does not say so
     try:
         if handshakes is not None:
-            encrypted = await handshakes.encrypted(stream, connection.host)
+            encrypted = await handshakes.encrypted(stream, connection)
             if encrypted is None:
                 return
             told = encrypted

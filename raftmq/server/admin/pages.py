@@ -129,12 +129,10 @@ def action_page(
     """A page that reads a `kind` from its body and answers what `act` makes of it, and of whoever
     asks; `audit` is told what was asked for, and the code of the answer."""
 
-    def tell(request: Request, wanted: _Wanted, code: str) -> None:
-        said = {
-            name: value
-            for name, value in msgspec.structs.asdict(wanted).items()
-            if name not in _UNTOLD
-        }
+    def tell(request: Request, wanted: _Wanted | None, code: str) -> None:
+        """`wanted` is None where a body says nothing that can be asked for."""
+        fields = {} if wanted is None else msgspec.structs.asdict(wanted)
+        said = {name: value for name, value in fields.items() if name not in _UNTOLD}
         detail = " ".join(f"{name}={value}" for name, value in said.items())
         audit.administration(
             who_of(request),
@@ -147,15 +145,10 @@ def action_page(
     decoder = msgspec.json.Decoder(kind)
 
     async def page(request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip() != _JSON:
-            return answer({"error": f"the body must be {_JSON}"}, 415)
-        body = await read_body(request, BODY_BYTES_MAX)
-        if body is None:
-            return too_large(BODY_BYTES_MAX)
-        try:
-            wanted = decode_foreign("body", decoder.decode, body)
-        except RemoteProtocolError as error:
-            return answer({"error": str(error)}, 400)
+        wanted = await _read_wanted(request, decoder)
+        if isinstance(wanted, Response):
+            tell(request, None, ErrorCode.INVALID_REQUEST.name)
+            return wanted
         code = ErrorCode.UNKNOWN_SERVER_ERROR.name
         try:
             result = await act(wanted, asker_of(request))
@@ -165,6 +158,21 @@ def action_page(
         return answer(result)
 
     return page
+
+
+async def _read_wanted(
+    request: Request, decoder: msgspec.json.Decoder[_Wanted]
+) -> _Wanted | Response:
+    """What a request's body asks for; the answer to one that asks for nothing."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != _JSON:
+        return answer({"error": f"the body must be {_JSON}"}, 415)
+    body = await read_body(request, BODY_BYTES_MAX)
+    if body is None:
+        return too_large(BODY_BYTES_MAX)
+    try:
+        return decode_foreign("body", decoder.decode, body)
+    except RemoteProtocolError as error:
+        return answer({"error": str(error)}, 400)
 
 
 def within_limits(timeout_ms: int) -> int:

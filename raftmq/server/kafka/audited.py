@@ -5,8 +5,8 @@ sees it, and told once it is answered: each thing that it is about, with what it
 code that the answer gives. So a line tells of what was refused, too. Where no audit file is kept
 none of this is there, and nothing costs anything.
 
-Invariants: every announced API stands in `CHANGES` or in `NO_CHANGES`; a value of a setting is
-written only where the setting is known and its value harmless.
+Invariants: every announced API stands in `CHANGES`, `SOMETIMES` or `NO_CHANGES`; a value of a
+setting is written only where the setting is known and its value harmless.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ Key: TypeAlias = object
 Part: TypeAlias = tuple[Key, str, str]
 """Key, resource, and what is said of it."""
 
+IsChange: TypeAlias = Callable[[MetadataImage, Struct], bool]
+"""Whether a request is an operator's, of an API that clients use all day."""
+
 PARTS_MAX: Final = 10_000
 """Of one request; what is beyond is counted."""
 _SETS: Final = ("set", "delete", "append", "subtract")
@@ -77,10 +80,29 @@ def audited(audit: Audit, handlers: Mapping[ApiKey, Handler]) -> dict[ApiKey, Ha
     they are."""
     if not audit.is_kept:
         return dict(handlers)
-    return {
-        api: partial(_audited, audit, CHANGES[api], handler) if api in CHANGES else handler
-        for api, handler in handlers.items()
-    }
+    return {api: _watched(audit, api, handler) for api, handler in handlers.items()}
+
+
+def _watched(audit: Audit, api: ApiKey, handler: Handler) -> Handler:
+    if api in CHANGES:
+        return partial(_audited, audit, CHANGES[api], handler)
+    if api in SOMETIMES:
+        is_change, change = SOMETIMES[api]
+        told = partial(_audited, audit, change, handler)
+        return partial(_audited_if, is_change, told, handler)
+    return handler
+
+
+def _audited_if(
+    is_change: IsChange,
+    told: Handler,
+    handler: Handler,
+    broker: Broker,
+    context: RequestContext,
+    request: Struct,
+) -> Any:
+    chosen = told if is_change(broker.image, request) else handler
+    return chosen(broker, context, request)
 
 
 def _audited(
@@ -307,6 +329,23 @@ def _offsets(_image: MetadataImage, request: Struct) -> Iterator[Part]:
             yield key, f"group:{request.group_id}", f"offset of {topic.name}-{row.partition_index}"
 
 
+def _moves_offsets(image: MetadataImage, request: Struct) -> bool:
+    """True of a commit for a group of members by somebody who is none: that moves what they have
+    read. Who assigns partitions to itself commits so, too, but to groups without members."""
+    if request.member_id or request.generation_id_or_member_epoch >= 0:
+        return False
+    group = image.groups.get(request.group_id)
+    return group is not None and bool(group.protocol_type)
+
+
+def _moved_offsets(_image: MetadataImage, request: Struct) -> Iterator[Part]:
+    for topic in request.topics:
+        for row in topic.partitions:
+            key = topic.name, row.partition_index
+            said = f"offset of {topic.name}-{row.partition_index} to {row.committed_offset}"
+            yield key, f"group:{request.group_id}", said
+
+
 def _elections(_image: MetadataImage, request: Struct) -> Iterator[Part]:
     if request.topic_partitions is None:
         yield None, _CLUSTER, "leaders of all partitions"
@@ -395,13 +434,16 @@ CHANGES: Final[dict[ApiKey, Change]] = {
 }
 """What operators ask for. Topics that are made since a client named them leave a line by
 `Broker.auto_create`."""
+SOMETIMES: Final[dict[ApiKey, tuple[IsChange, Change]]] = {
+    ApiKey.OFFSET_COMMIT: (_moves_offsets, Change(_moved_offsets, _by_partition("topics"))),
+}
+"""What operators ask for by an API that clients use all day, and how that is told from theirs."""
 NO_CHANGES: Final = frozenset(
     {
         ApiKey.PRODUCE,
         ApiKey.FETCH,
         ApiKey.LIST_OFFSETS,
         ApiKey.METADATA,
-        ApiKey.OFFSET_COMMIT,
         ApiKey.OFFSET_FETCH,
         ApiKey.FIND_COORDINATOR,
         ApiKey.JOIN_GROUP,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
@@ -55,7 +55,7 @@ from raftmq.promise import Promise
 from raftmq.protocol.wire import CurrentLeader, NodeEndpoint
 from raftmq.rights import Authorizer, Rules
 from raftmq.runtime.threads import WorkerPool
-from raftmq.server.audit import Audit, AuditOutcome, AuditRow, Who
+from raftmq.server.audit import Audit, AuditRow, Who, outcome_of
 from raftmq.server.kafka.counts import ServerCounts
 from raftmq.server.kafka.fetch_sessions import FetchSessions
 from raftmq.server.kafka.leader_waits import Hold, LeaderWaits
@@ -644,20 +644,22 @@ class Broker:
         def settled(done: Promise[tuple[Outcome, ...]]) -> None:
             codes = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
             if done.error is None:
-                codes.update({one.name: _auto_code(one.code) for one in done.result()})
-                self._tell_created(done.result(), who)
+                made = {one.name: one.code for one in done.result()}
+                codes.update({name: _auto_code(code) for name, code in made.items()})
+            else:  # refused by the controller, or unknown
+                code = getattr(done.error, "code", ErrorCode.UNKNOWN_SERVER_ERROR)
+                made = dict.fromkeys(names, code)
+            self._tell_created(made, who)
             for name, promise in promises.items():
                 del self._creating[name]
                 promise.resolve(codes[name])
 
         self.call_controller(call, who).when_done(settled)
 
-    def _tell_created(self, outcomes: Sequence[Outcome], who: Who) -> None:
-        for one in outcomes:
-            is_made = one.code is ErrorCode.NONE
-            outcome = AuditOutcome.OK if is_made else AuditOutcome.FAILED
-            row = AuditRow(f"topic:{one.name}", "named by a client", one.code.name)
-            self.audit.administration(who, "Metadata", outcome, [row])
+    def _tell_created(self, made: Mapping[str, ErrorCode], who: Who) -> None:
+        for name, code in made.items():
+            row = AuditRow(f"topic:{name}", "named by a client", code.name)
+            self.audit.administration(who, "Metadata", outcome_of({code.name}), [row])
 
     def elect_preferred(
         self, name: TopicPartition, timeout_ms: int

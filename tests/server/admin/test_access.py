@@ -38,13 +38,15 @@ from raftmq.rights import (
 )
 from raftmq.runtime.certificates import PemFiles, ServerTls, admin_files, load
 from raftmq.runtime.clock import RealClock
+from raftmq.runtime.handshake import shake
 from raftmq.server.admin.access import FOREIGN_HOST, NO_TOKEN, READ_ONLY, UNKNOWN_TOKEN, Access
-from raftmq.server.admin.connections import TlsStream
+from raftmq.server.admin.connections import OpenConnections, TlsStream
 from raftmq.server.admin.http import _subject, checked, serve_admin
 from raftmq.server.admin.pages import WAY, WHO
 from raftmq.server.audit import Audit
 from raftmq.server.kafka.listener import open_listen_socket
 from raftmq.tls import TlsLayer
+from tests.runtime.test_revocation import crl_of
 from tests.server.admin.test_http import NoCluster, sources
 from tests.server.auditing import Lines
 from tests.server.kafka.tls_clients import authority, write_files
@@ -228,12 +230,12 @@ async def test_the_command_line_at_a_port_with_tls(
             variables.setenv(ADMIN_CLIENT_FILES[0], str(tmp_path / "me.pem"))
             variables.setenv(ADMIN_CLIENT_FILES[1], str(tmp_path / "me.key"))
             assert await trio.to_thread.run_sync(asked, address, balance) == 400, "it was let in"
-            assert [line["kind"] for line in lines.read] == ["denial"]
+            assert [line["kind"] for line in lines.read] == ["denial", "administration"]
             shrink = {"topic": "t", "partitions": 1}
             page = admin_request(address, "/topics/shrink", shrink)
             with await trio.to_thread.run_sync(open_page, page, 10):
                 pass
-            (line,) = lines.read[1:]
+            (line,) = lines.read[2:]
             assert line["principal"].startswith("User:OU="), "its certificate's subject"
             assert (line["outcome"], line["request"]) == ("ok", "POST /topics/shrink")
             stranger = authority().issue_cert("operator.example.org")
@@ -418,9 +420,189 @@ async def test_a_refusal_at_the_port(tmp_path: Path) -> None:
     sock.close()
     assert bugs == []
     kinds = [(line["kind"], line["outcome"], line.get("principal")) for line in lines.read]
-    assert kinds == [("denial", "denied", None), ("authentication", "failed", None)]
+    assert kinds == [
+        ("denial", "denied", None),
+        ("authentication", "failed", None),
+        ("administration", "failed", "token of the admin port"),
+    ]
     assert TOKEN[::-1].encode() not in b"".join(lines.raw)
     assert [(line["event"], line["path"]) for line in logged] in (
         [("an admin request was refused", "/balance")],
         [],  # another test's line came within ten seconds
     )
+
+
+class Operators:
+    """A port with TLS whose operators show certificates, and the list of those that do no more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = trustme.CA()
+        self.ca.cert_pem.write_to_path(str(folder / "operators.pem"))
+        self.leaves = {name: self.ca.issue_cert(f"{name}.example.org") for name in ("alice", "bob")}
+        self.revoke()
+        self.files = write_files(folder)
+        config = NodeConfig(
+            node_id=1,
+            data=folder,
+            admin_certificate_file=self.files.certificate,
+            admin_key_file=self.files.key,
+            admin_client_ca_file=folder / "operators.pem",
+            admin_client_crl_file=folder / "operators.crl",
+        )
+        pem = admin_files(config)
+        assert pem is not None
+        self.lines = Lines()
+        audit = Audit(self.lines, RealClock(), cluster="cluster", node=1)
+        self.tls = ServerTls("admin_listener", pem)
+        self.connections = OpenConnections()
+        self.waiting = trio.Event()
+        self.dialled: list[trio.SSLStream[Any]] = []
+        fields: dict[str, Any] = {"tls": self.tls, "connections": self.connections, "audit": audit}
+        self.sources = sources(access=Access(config), status=self.status, **fields)
+        self.sock = open_listen_socket("127.0.0.1", 0)
+
+    async def status(self) -> dict[str, Any]:
+        """A page that takes for ever."""
+        self.waiting.set()
+        await trio.sleep_forever()
+        raise AssertionError("it never ends")
+
+    def revoke(self, *names: str) -> None:
+        """Publish a list of these."""
+        crl = crl_of(self.ca, *[self.leaves[name] for name in names])
+        (self.folder / "operators.crl").write_bytes(crl)
+
+    def reload(self) -> int:
+        """Load it, as a node does; how many connections end."""
+        loaded = self.tls.look(must_load=True)
+        assert loaded is not None
+        self.tls.take(loaded)
+        return self.connections.end_revoked(self.tls.revoked)
+
+    async def dial(self, name: str) -> trio.SSLStream[Any]:
+        """A connection by somebody's certificate, by none for ""."""
+        context = ssl.create_default_context(cafile=self.files.ca)
+        if name:
+            self.leaves[name].configure_cert(context)
+        plain = await trio.open_tcp_stream(*self.sock.getsockname())
+        stream = trio.SSLStream(plain, context, server_hostname="127.0.0.1")
+        self.dialled.append(stream)
+        await stream.do_handshake()
+        return stream
+
+    async def close(self) -> None:
+        """Close what was dialled, and the port."""
+        for stream in self.dialled:
+            await trio.aclose_forcefully(stream)
+        self.sock.close()
+
+
+async def asked_on(stream: trio.SSLStream[Any], path: str = "/health/live") -> bytes:
+    """The first line of an answer, on a connection that goes on; nothing where it ended."""
+    try:
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        data = await stream.receive_some()
+        while data and not data.endswith(b"}"):
+            data += await stream.receive_some()
+    except trio.BrokenResourceError:
+        return b""
+    return bytes(data.partition(b"\r\n")[0])
+
+
+async def test_open_connections_end_when_their_certificate_is_revoked(tmp_path: Path) -> None:
+    """Idle ones and those whose request is worked on; others go on."""
+    port = Operators(tmp_path)
+    bugs: list[Exception] = []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_admin, port.sock, port.sources, bugs.append)
+            streams = [await port.dial(name) for name in ("alice", "alice", "bob", "")]
+            idle, busy, *others = streams
+            for stream in streams:
+                assert await asked_on(stream) == b"HTTP/1.1 200 "
+            answers: list[bytes] = []
+
+            async def ask_busy() -> None:
+                answers.append(await asked_on(busy, "/status"))
+
+            nursery.start_soon(ask_busy)
+            await port.waiting.wait()
+            assert port.reload() == 0, "nobody was revoked"
+            port.revoke("alice")
+            assert port.reload() == 2
+            assert await asked_on(idle) == b""
+            while not answers:
+                await trio.lowlevel.checkpoint()
+            assert answers == [b""]
+            for stream in others:
+                assert await asked_on(stream) == b"HTTP/1.1 200 "
+            while len(port.connections) > len(others):
+                await trio.lowlevel.checkpoint()
+            assert port.reload() == 0, "they are gone"
+            late = await port.dial("alice")  # of TLS 1.3 a client hears later
+            with pytest.raises(trio.BrokenResourceError) as caught:
+                await late.receive_some()
+            assert "CERTIFICATE_REVOKED" in str(caught.value.__cause__)
+            nursery.cancel_scope.cancel()
+    await port.close()
+    assert bugs == []
+
+
+async def test_who_is_revoked_during_its_handshake_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = Operators(tmp_path)
+
+    async def shake_late(*args: Any) -> TlsLayer:
+        layer = await shake(*args)
+        port.revoke("alice")
+        assert port.reload() == 0, "it is none of the open ones yet"
+        return layer
+
+    monkeypatch.setattr("raftmq.server.admin.connections.shake", shake_late)
+    bugs: list[Exception] = []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_admin, port.sock, port.sources, bugs.append)
+            assert await asked_on(await port.dial("alice")) == b""
+            assert await asked_on(await port.dial("bob")) == b"HTTP/1.1 200 "
+            nursery.cancel_scope.cancel()
+    await port.close()
+    assert bugs == []
+    (line,) = port.lines.read
+    assert (line["mechanism"], line["outcome"]) == ("certificate", "failed")
+    assert "revoked" in line["why"]
+
+
+async def test_an_open_connection_loses_its_rights_with_its_token(tmp_path: Path) -> None:
+    rules = access(tmp_path)
+    tokens = rules.tokens
+    assert tokens is not None
+    sock = open_listen_socket("127.0.0.1", 0)
+    bugs: list[Exception] = []
+    head = "POST /topics/shrink HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = b'{"topic": "t", "partitions": 1}'
+    head += f"Authorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def code_on(stream: trio.SocketStream) -> bytes:
+        await stream.send_all(head.encode() + body)
+        data = await stream.receive_some()
+        while not data.endswith(b"}"):
+            data += await stream.receive_some()
+        return bytes(data.split()[1])
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            shown = sources(access=rules, topics=Shrinking())
+            nursery.start_soon(serve_admin, sock, shown, bugs.append)
+            async with await trio.open_tcp_stream(*sock.getsockname()) as stream:
+                assert await code_on(stream) == b"200"
+                (tmp_path / "token").write_text("f" * 32)
+                loaded = tokens.look(must_load=False)
+                assert loaded is not None
+                tokens.take(loaded)
+                assert await code_on(stream) == b"401", "on the same connection"
+            nursery.cancel_scope.cancel()
+    sock.close()
+    assert bugs == []

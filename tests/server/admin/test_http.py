@@ -19,7 +19,12 @@ from structlog.testing import capture_logs
 from raftmq.config import NodeConfig
 from raftmq.server.admin import http as admin_http
 from raftmq.server.admin.access import Access
-from raftmq.server.admin.connections import ENDING_MAX, OpenConnection, OpenConnections
+from raftmq.server.admin.connections import (
+    CONNECTIONS_MAX,
+    ENDING_MAX,
+    OpenConnection,
+    OpenConnections,
+)
 from raftmq.server.admin.http import PAGES, PageSources, Status, serve_admin
 from raftmq.server.kafka.listener import open_listen_socket
 from tests.server.auditing import NO_AUDIT
@@ -77,6 +82,7 @@ def sources(**given: Any) -> PageSources:
         "faults": None,
         "access": Access(NodeConfig(node_id=1, data="d")),  # type: ignore[arg-type]  # converted
         "tls": None,
+        "connections": OpenConnections(),
         "refuse": lambda _bound: None,
         "audit": NO_AUDIT,
         "authorizer": None,
@@ -289,9 +295,7 @@ async def test_silent_connections_do_not_shut_out_an_operator() -> None:
     and the oldest silent one gives way to it."""
     refused: list[str] = []
     async with served(refuse=refused.append) as port:
-        silent = [
-            await trio.open_tcp_stream("127.0.0.1", port) for _ in range(admin_http.CONNECTIONS_MAX)
-        ]
+        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS_MAX)]
         await silent[1].send_all(b"POST /nodes/change HTTP/1.1\r\nHost: loc")
         assert (await get(port, "/health"))[0] == 200
         assert await silent[0].receive_some() == b"", "the oldest one gave way"
@@ -304,10 +308,7 @@ async def test_silent_connections_do_not_shut_out_an_operator() -> None:
     assert set(refused) == {admin_http.CONNECTIONS_BOUND}
 
 
-async def test_a_request_that_is_worked_on_keeps_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admin_http, "CONNECTIONS_MAX", 2)
+async def test_a_request_that_is_worked_on_keeps_its_place() -> None:
     release = trio.Event()
     began: list[int] = []
 
@@ -317,7 +318,8 @@ async def test_a_request_that_is_worked_on_keeps_its_place(
         return {"node_id": 1}
 
     codes: list[int] = []
-    async with served(status=slow) as port, trio.open_nursery() as nursery:
+    opened = OpenConnections(2)
+    async with served(status=slow, connections=opened) as port, trio.open_nursery() as nursery:
 
         async def ask_status() -> None:
             codes.append((await get(port, "/status"))[0])

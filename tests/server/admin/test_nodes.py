@@ -158,6 +158,13 @@ async def test_each_change_leaves_a_line(code: str, told: str, outcome: str) -> 
 )
 async def test_anything_else_changes_nothing(body: bytes, kind: str, code: int) -> None:
     nodes = FakeNodes()
-    async with serving(nodes) as ask:
+    lines = Lines()
+    audit = Audit(lines, RealClock(), cluster="cluster", node=1)
+    async with serving(nodes, audit=audit) as ask:
         assert (await ask("POST", "/nodes/replace", body, kind))[0] == code
         assert nodes.asked == []
+    (line,) = lines.read
+    assert (line["kind"], line["request"]) == ("administration", "POST /nodes/replace")
+    assert line["outcome"] == "failed"
+    changes = [{"resource": "cluster", "detail": "", "code": "INVALID_REQUEST"}]
+    assert line["changes"] == changes, "and nothing of the body"
