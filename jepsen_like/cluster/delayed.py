@@ -96,8 +96,9 @@ class Delayed:
 
 @define(eq=False)
 class Ledger:
-    """All delayed records of a run, by value."""
+    """All delayed records of a run, by value; in a retry topic some are sent with an attempt."""
 
+    counts_attempts: bool = True
     rows: dict[int, Delayed] = field(factory=dict)
 
     def why_incomplete(self) -> str:
@@ -117,8 +118,10 @@ def timed(
     key: bytes = b"",
     headers: Sequence[tuple[str, bytes]] = (),
     value: int | None = None,
+    counts_attempts: bool = True,
 ) -> tuple[Delayed, NewRecord]:
-    """A record for later, tried some times before; under a key of its own, unless one is named."""
+    """A record for later, tried some times before where that counts; under a key of its own, unless
+    one is named."""
     value = world.next_value() if value is None else value
     delay_ms = random.randint(*DELAY_MS)
     row = Delayed(value, partition, world.now_ms + delay_ms, 0.0)
@@ -130,7 +133,7 @@ def timed(
         row.margin_ms = AFTER_MARGIN_MS
         header = ("deliver-after", b"%d" % delay_ms)
     headers = [header, *headers]
-    if random.random() < 0.5:
+    if counts_attempts and random.random() < 0.5:
         row.attempt = random.randint(1, ATTEMPTS)
         headers.append(("raftmq-attempt", b"%d" % row.attempt))
         if row.is_dead:  # it is due at once
@@ -201,7 +204,14 @@ class DelayedProducer:
                 replaced = [("deliver-mode", b"replace")]
             else:
                 key, replaced = b"", []
-            row, record = timed(world, random, self._partition, key, replaced)
+            row, record = timed(
+                world,
+                random,
+                self._partition,
+                key,
+                replaced,
+                counts_attempts=self._ledger.counts_attempts,
+            )
             if replaced:
                 row.is_called_back = True  # by what its key may yet be called back for
             records.append(record)

@@ -4,8 +4,8 @@ A producer of a transactional id writes to the delay topic that `delayed.py` is 
 committed has to come, what it aborted never may (DeliveredOnce). Of these transactions histories
 are told without their records, for which nobody looks in the delay topic itself.
 
-Another retry topic has a target of its own, which somebody deletes. What is due behind that is
-given up after a while, and comes to the dead topic:
+Another retry topic, or a delay topic that retries nothing, has a target of its own, which somebody
+deletes. What is due behind that is given up after a while, and comes to the dead topic:
 
     GivesUpInTime            no record is given up before its target is gone, and before it is late
                              by as much as the topic says
@@ -52,6 +52,12 @@ GONE_CONFIGS: Final = {
     **CONFIGS,
     "raftmq.delivers.to": GONE,
     "raftmq.dead.to": GONE_DEAD,
+    "raftmq.delivery.giveup.ms": str(GIVE_UP_MS),
+}
+GONE_PLAIN_CONFIGS: Final = {
+    "raftmq.delivers.to": GONE,
+    "raftmq.dead.to": GONE_DEAD,
+    "raftmq.retry.attempts": "0",
     "raftmq.delivery.giveup.ms": str(GIVE_UP_MS),
 }
 GOES_MS: Final = (200.0, 2_000.0)
@@ -121,11 +127,12 @@ class Parting(Ledger):
 
 
 async def create_parting_topics(world: ClusterWorld, process: int) -> None:
-    """Create the target that will go, the dead topic, and the retry topic."""
+    """Create the target that will go, the dead topic, and the delay topic."""
+    configs = GONE_PLAIN_CONFIGS if world.options.parting_plain else GONE_CONFIGS
     rows = [
         topic_row(GONE, 1),
         topic_row(GONE_DEAD, 1, KEPT.items()),
-        topic_row(GONE_LATER, 1, GONE_CONFIGS.items()),
+        topic_row(GONE_LATER, 1, configs.items()),
     ]
     await create_in_turn(world, process, rows)
 

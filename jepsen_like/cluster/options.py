@@ -136,6 +136,8 @@ class ClusterOptions:
     """It is written to in transactions, too."""
     parting: bool = False
     """Another delay topic loses its target."""
+    parting_plain: bool = False
+    """It retries nothing: it has a dead topic for what is given up alone."""
     views: bool = False
     """Records have tags, and there are views of those with some."""
     safety_ms: float = 3_000
@@ -333,6 +335,7 @@ def _delayed(seed: int, options: ClusterOptions) -> ClusterOptions:
         delayed=True,
         delayed_transactions=_drawn_by("delays in transactions", seed) < 0.5,
         parting=_drawn_by("parting", seed) < 0.5,
+        parting_plain=_drawn_by("parting without retries", seed) < 0.5,
     )
 
 

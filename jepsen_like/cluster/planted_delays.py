@@ -97,7 +97,7 @@ async def _committed_anyway(
 def _gone_at_once(self: Delays, led: Led, place: Place, now_ms: int) -> bool:
     """A target that is gone is waited for by nobody."""
     _has_given_up(self, led, place, now_ms)
-    return led.gone_ms is not None and led.lane.retry is not None and not led.lane.is_dead
+    return led.gone_ms is not None and led.lane.has_dead and not led.lane.is_dead
 
 
 def _given_up_for_nobody(before: Delivery | None, places: Sequence[Place], at_ms: int) -> Delivery:

@@ -96,7 +96,7 @@ class ClusterWorld(VirtualTime):
         """Of the topics that clients use."""
         self.deleter: RecordDeleter | None = None
         self.delayed = Ledger()
-        self.parting = Parting()
+        self.parting = Parting(counts_attempts=not options.parting_plain)
         self.members: list[Member] = []
         self.elastic: Elastic | None = None
         self.narrower: Narrower | None = None

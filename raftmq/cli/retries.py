@@ -3,8 +3,9 @@
 Three topics make the retries of a group of a topic: what it cannot process now it sends to
 `TOPIC.GROUP.retry`, it reads `TOPIC.GROUP` beside `TOPIC`, and what was tried too often comes to
 `TOPIC.GROUP.dead`. The cluster knows only a delay topic with `raftmq.dead.to`; the names are ours.
-A replay sends dead records to where the group reads again, at least once: it commits, in a group of
-its own, how far it came, after they are acknowledged.
+Other delay topics with such a topic send there what they could not deliver.
+A replay sends dead records to where the delay topics that they come from deliver, at least once: it
+commits, in a group of its own, how far it came, after they are acknowledged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from raftmq.cli.common import (
     show_json,
 )
 from raftmq.cli.console import EXIT_FAILED, EXIT_USAGE, out
-from raftmq.delays.headers import ATTEMPT, OWN_PREFIX, read_span
+from raftmq.delays.headers import ATTEMPT, GIVEN_UP, OWN_PREFIX, SOURCE, read_span
 from raftmq.errors import ErrorCode
 from raftmq.metadata.config_keys import (
     DEAD_TO,
@@ -43,6 +44,7 @@ from raftmq.metadata.config_keys import (
     RETRY_FACTOR,
     RETRY_MAX,
     RETRY_MIN,
+    retries_nothing,
 )
 from raftmq.records import InvalidRecordError
 from raftmq.types import TopicPartition
@@ -55,7 +57,9 @@ from raftmq_client.errors import BrokerError
 from raftmq_client.later import ERRORS
 
 retry_app = typer.Typer(help="Retries with a back-off for a group.", no_args_is_help=True)
-dead_app = typer.Typer(help="Records that were tried too often.", no_args_is_help=True)
+dead_app = typer.Typer(
+    help="Records that were tried too often, or not delivered.", no_args_is_help=True
+)
 
 LIST_COLUMNS: Final = ("Retry", "DeliversTo", "Dead", "Attempts", "Min", "Max", "Factor")
 TOPIC_COLUMNS: Final = ("Topic", "Role", "Partition", "StartOffset", "EndOffset", "GroupLag")
@@ -187,7 +191,8 @@ def list_retries(
     with reported(), open_admin(bootstrap, timeout) as admin:
         rows = [
             (name, configs[DELIVERS_TO], configs[DEAD_TO], *(configs[key] for key in _POLICY))
-            for name, configs in _retry_topics(admin)
+            for name, configs in _with_dead_topics(admin).items()
+            if name.endswith(_SUFFIX) and not retries_nothing(configs.get(RETRY_ATTEMPTS))
         ]
         show(LIST_COLUMNS, rows, as_json=as_json)
 
@@ -272,8 +277,10 @@ def list_dead(
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
         rows = []
-        for name, configs in _retry_topics(admin):
-            dead = configs[DEAD_TO] or ""
+        senders: dict[str, list[str]] = {}
+        for name, configs in _with_dead_topics(admin).items():
+            senders.setdefault(configs[DEAD_TO] or "", []).append(name)
+        for dead, names in senders.items():
             try:
                 ranges = _ranges(admin, dead)
             except BrokerError as error:
@@ -282,7 +289,7 @@ def list_dead(
                 continue  # somebody deleted it
             kept = sum(end - start for start, _, end in ranges.values())
             left = sum(end - at for _, at, end in ranges.values())
-            rows.append((dead, name, kept, left))
+            rows.append((dead, ",".join(names), kept, left))
         show(DEAD_COLUMNS, rows, as_json=as_json)
 
 
@@ -297,7 +304,7 @@ def show_dead(
     timeout: Timeout = 15.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show dead records: where they come from, how often they were tried, and why they failed.
+    """Show dead records: where they come from, how often they were tried, why they are dead.
 
     Examples: raftmq dead show orders.billing.dead --json
     """
@@ -316,7 +323,7 @@ def show_dead(
 
 def _row(record: ConsumerRecord) -> tuple[Any, ...]:
     told = {name: _text(content) for name, content in record.headers}
-    origin = None
+    origin = told.get(SOURCE)
     if f"{ERRORS}topic" in told:
         origin = "/".join(
             told.get(f"{ERRORS}{word}", "?") for word in ("topic", "partition", "offset")
@@ -328,7 +335,7 @@ def _row(record: ConsumerRecord) -> tuple[Any, ...]:
         printable(record.key),
         told.get(ATTEMPT),
         origin,
-        told.get(f"{ERRORS}message"),
+        told.get(GIVEN_UP) or told.get(f"{ERRORS}message"),
     )
 
 
@@ -345,7 +352,7 @@ def replay(
             "--to",
             metavar="TOPIC",
             autocompletion=completion.topics,
-            help="Where to; by default where the group's retries come.",
+            help="Where to; by default where they were to come.",
         ),
     ] = None,
     count: Annotated[
@@ -364,28 +371,94 @@ def replay(
     Examples: raftmq dead replay orders.billing.dead --dry-run
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
-        target = to or _target_of(admin, topic)
-        width = len(admin.topic(target).partitions)
+        route = Route.to(admin, to) if to else Route.back(admin, topic)
         ranges = {key: (at, end) for key, (_, at, end) in _ranges(admin, topic).items()}
         if dry_run:
             rows = [
-                (key.partition, at, end, f"{target}/{key.partition % width}")
+                (key.partition, at, end, route.told(key.partition))
                 for key, (at, end) in ranges.items()
             ]
             show(REPLAY_COLUMNS, rows, as_json=as_json)
             return
-        sent = _replay(bootstrap, topic, target, width, ranges, count, as_json=as_json)
+        sent = _replay(bootstrap, topic, route, ranges, count, as_json=as_json)
         if as_json:
-            show_json({"Topic": topic, "To": target, "Records": sent})
+            show_json({"Topic": topic, "To": ",".join(route.widths), "Records": sent})
         else:
-            out(f"{sent} records sent to {target}")
+            out(f"{sent} records sent to {', '.join(route.widths)}")
+
+
+@frozen
+class Route:
+    """Where a replay sends dead records.
+
+    Attributes:
+        widths: how many partitions each target has.
+        sources: the delay topics that the records may come from: where each delivers, and whether
+            it counts attempts; none where all go to one target that somebody named.
+    """
+
+    widths: dict[str, int]
+    sources: dict[str, tuple[str, bool]]
+
+    @classmethod
+    def to(cls, admin: Admin, target: str) -> Route:
+        """All to one topic."""
+        return cls({target: len(admin.topic(target).partitions)}, {})
+
+    @classmethod
+    def back(cls, admin: Admin, dead: str) -> Route:
+        """Each to where the delay topic delivers that gave it up."""
+        sources = {
+            name: (configs[DELIVERS_TO] or "", not retries_nothing(configs.get(RETRY_ATTEMPTS)))
+            for name, configs in _with_dead_topics(admin).items()
+            if configs[DEAD_TO] == dead
+        }
+        if not sources:
+            raise CommandError(f"no delay topic sends to {dead}; --to says where to", EXIT_USAGE)
+        targets = sorted({target for target, _ in sources.values()})
+        known = {item.name: len(item.partitions) for item in admin.cluster(targets).topics}
+        widths = {name: known[name] for name in targets if known.get(name)}
+        if not widths:
+            gone = ", ".join(targets)
+            raise CommandError(f"there is no topic {gone}; --to says where to", EXIT_FAILED)
+        return cls(widths, sources)
+
+    def of(self, record: ConsumerRecord) -> tuple[str, int, bool]:
+        """The topic and partition for a record, and whether it is told a first attempt."""
+        target, counts = self._target(record)
+        if target not in self.widths:
+            raise CommandError(
+                f"{_name(record)} was to come to {target}, which is not there; --to says where to",
+                EXIT_FAILED,
+            )
+        return target, record.partition % self.widths[target], counts
+
+    def _target(self, record: ConsumerRecord) -> tuple[str, bool]:
+        if not self.sources:
+            return next(iter(self.widths)), True
+        told = {name: _text(content) for name, content in record.headers}
+        source = told.get(SOURCE, "").rsplit("/", 2)[0]
+        if source in self.sources:
+            return self.sources[source]
+        known = set(self.sources.values())
+        if len(known) == 1:  # our client buried it, or its delay topic was another one
+            return known.pop()
+        sender = f"{source}, which sends here no more" if source else "a client"
+        raise CommandError(f"{_name(record)} comes from {sender}; --to says where to", EXIT_FAILED)
+
+    def told(self, partition: int) -> str:
+        """Where records of a partition may go, for people."""
+        return ",".join(f"{name}/{partition % width}" for name, width in self.widths.items())
+
+
+def _name(record: ConsumerRecord) -> str:
+    return f"{record.topic}/{record.partition}/{record.offset}"
 
 
 def _replay(
     bootstrap: str,
     topic: str,
-    target: str,
-    width: int,
+    route: Route,
     ranges: dict[TopicPartition, tuple[int, int]],
     count: int | None,
     *,
@@ -403,15 +476,10 @@ def _replay(
     ):
         for batch in _read(consumer, ranges):
             chosen = batch if count is None else batch[: count - sent]
+            routes = [route.of(record) for record in chosen]  # all of them, or none is sent
             receipts = [
-                producer.send(
-                    target,
-                    record.value,
-                    record.key,
-                    _headers(record),
-                    record.partition % width,
-                )
-                for record in chosen
+                producer.send(target, record.value, record.key, _headers(record, counts), partition)
+                for record, (target, partition, counts) in zip(chosen, routes, strict=True)
             ]
             for receipt in receipts:
                 receipt.result()
@@ -424,10 +492,10 @@ def _replay(
     return sent
 
 
-def _headers(record: ConsumerRecord) -> list[tuple[str, bytes | None]]:
-    """Those of a record that is tried for the first time, where retries come."""
+def _headers(record: ConsumerRecord, counts: bool) -> list[tuple[str, bytes | None]]:
+    """Those of a record that comes for the first time, which is told where attempts count."""
     kept = [pair for pair in record.headers if not pair[0].startswith(OWN_PREFIX)]
-    return [*kept, (ATTEMPT, b"1")]
+    return [*kept, (ATTEMPT, b"1")] if counts else kept
 
 
 def replay_group(topic: str) -> str:
@@ -469,25 +537,15 @@ def _ranges(admin: Admin, topic: str) -> dict[TopicPartition, tuple[int, int, in
     return found
 
 
-def _target_of(admin: Admin, dead: str) -> str:
-    for _, configs in _retry_topics(admin):
-        if configs[DEAD_TO] == dead:
-            return configs[DELIVERS_TO] or ""
-    raise CommandError(f"no retry topic sends to {dead}; --to says where to", EXIT_USAGE)
-
-
-def _retry_topics(admin: Admin) -> Iterable[tuple[str, dict[str, str | None]]]:
-    """Retry topics of the usual names, in their order, with their configs."""
-    for name in sorted(topic.name for topic in admin.cluster().topics):
-        if name.endswith(_SUFFIX):
-            configs = _configs(admin, name)
-            if configs.get(DEAD_TO):
-                yield name, configs
+def _with_dead_topics(admin: Admin) -> dict[str, dict[str, str | None]]:
+    """Delay topics that have a topic for what is dead, by name, with their configs."""
+    told = admin.topic_configs([DELIVERS_TO, DEAD_TO, *_POLICY])
+    return {name: configs for name, configs in told.items() if configs.get(DEAD_TO)}
 
 
 def _retry_configs(admin: Admin, name: str) -> dict[str, str | None]:
     configs = _configs(admin, name)
-    if not configs.get(DEAD_TO):
+    if not configs.get(DEAD_TO) or retries_nothing(configs.get(RETRY_ATTEMPTS)):
         raise CommandError(f"{name} is no retry topic", EXIT_FAILED)
     return configs
 

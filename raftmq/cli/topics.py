@@ -33,7 +33,7 @@ from raftmq.cli.common import (
 from raftmq.cli.configs import nearest
 from raftmq.cli.console import EXIT_FAILED, EXIT_UNKNOWN, EXIT_USAGE, out
 from raftmq.errors import ErrorCode
-from raftmq.metadata.config_keys import DELIVERS_TO
+from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO, RETRY_ATTEMPTS
 from raftmq.types import VIEW_SUFFIX, TopicPartition
 from raftmq_client.blocking.admin import Admin
 from raftmq_client.core.admin import (
@@ -60,6 +60,15 @@ Configs = Annotated[
     list[str] | None,
     typer.Option("-c", "--config", metavar="KEY=VALUE", help="A setting; repeatable."),
 ]
+DeadTo = Annotated[
+    str | None,
+    typer.Option(
+        "--dead-to",
+        metavar="TOPIC",
+        autocompletion=completion.topics,
+        help="Of a delay topic: what it cannot deliver comes to TOPIC after a day.",
+    ),
+]
 
 
 @topic_app.command()
@@ -81,6 +90,7 @@ def create(
             help="Make a delay topic: its records come to TOPIC when they are due.",
         ),
     ] = None,
+    dead_to: DeadTo = None,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="An existing topic is no error.")
     ] = False,
@@ -95,11 +105,14 @@ def create(
 
     Examples: raftmq topic create orders -p 6 -r 3 -c retention.ms=86400000
               raftmq topic create orders.later --delivers-to orders
+              raftmq topic create o.later --delivers-to o --dead-to o.dead
     """
     with reported(), open_admin(bootstrap, timeout) as admin:
         settings = parse_pairs(config or (), "--config")
         if delivers_to is not None:
             settings[DELIVERS_TO] = delivers_to
+        if dead_to is not None:
+            settings = {RETRY_ATTEMPTS: "0", **settings, DEAD_TO: dead_to}
         try:
             created = admin.create_topic(
                 name,

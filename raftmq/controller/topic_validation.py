@@ -37,6 +37,7 @@ from raftmq.metadata.config_keys import (
     RETRY_MIN,
     SET_AT_CREATION,
     invalid,
+    retries_nothing,
     split_list,
 )
 from raftmq.metadata.configs import (
@@ -49,7 +50,12 @@ from raftmq.metadata.configs import (
     effective_topic_configs,
 )
 from raftmq.metadata.features import write_error
-from raftmq.metadata.image import LEVEL_OF_DELAYS, MetadataImage, TopicImage
+from raftmq.metadata.image import (
+    LEVEL_OF_DEAD_TOPICS,
+    LEVEL_OF_DELAYS,
+    MetadataImage,
+    TopicImage,
+)
 from raftmq.types import INTERNAL_TOPICS, METADATA_TOPIC, NodeId, TopicId
 
 NAME_LENGTH_MAX: Final = 249
@@ -404,15 +410,31 @@ def _check_delays(image: MetadataImage, configs: Mapping[str, str], settings: Se
     """Refuse a delay or retry topic that could not deliver what it takes."""
     target, dead = configs.get(DELIVERS_TO, ""), configs.get(DEAD_TO, "")
     if dead and (not target or target == dead):
-        raise invalid(DEAD_TO, dead, f"a retry topic has another topic as its {DELIVERS_TO}")
+        why = f"a topic with a dead topic has another topic as its {DELIVERS_TO}"
+        raise invalid(DEAD_TO, dead, why)
     for key in (RETRY_ATTEMPTS, RETRY_MIN, RETRY_MAX, RETRY_FACTOR):
         if key in configs and not dead:
             raise invalid(key, configs[key], f"a retry topic has a {DEAD_TO}")
+    if dead and retries_nothing(configs.get(RETRY_ATTEMPTS)):
+        _check_without_retries(image, configs)
     if target:
         _check_policy(configs, target)
         _check_target(image, configs, DELIVERS_TO, settings)
     if dead:
         _check_target(image, configs, DEAD_TO, settings)
+
+
+def _check_without_retries(image: MetadataImage, configs: Mapping[str, str]) -> None:
+    """Refuse a dead topic of what retries nothing where nodes may be that take it for a retry topic
+    all of whose records were tried too often."""
+    if image.level < LEVEL_OF_DEAD_TOPICS:
+        why = write_error(
+            f"a delay topic with {DEAD_TO} and no retries", LEVEL_OF_DEAD_TOPICS, image
+        )
+        raise KafkaError(why, code=ErrorCode.UNSUPPORTED_VERSION)
+    for key in (RETRY_MIN, RETRY_MAX, RETRY_FACTOR):
+        if key in configs:
+            raise invalid(key, configs[key], f"there are no retries, by {RETRY_ATTEMPTS}=0")
 
 
 def _check_time(image: MetadataImage, configs: Mapping[str, str], factor: int) -> None:

@@ -20,8 +20,9 @@ marker's stamp: a cursor is never above the stamp of what was not read, so it ha
 
 Another target (the topic was made again, or has more partitions) begins a new epoch at sequence 0.
 
-The dead records of a retry topic go in a `Lane` of their own, with notes and a cursor of their own:
-a target that takes nothing holds up its own lane alone, and epochs do not count up to and fro.
+Dead records, where there is a topic for them, go in a `Lane` of their own, with notes and a cursor
+of their own: a target that takes nothing holds up its own lane alone, and epochs do not count up to
+and fro.
 
 Layout of a note's value: version uint8 (2 where it gives up, else 1), target's topic id 16 bytes,
 partition int32, epoch int16, sequence int32, time of delivery int64, cursor (due int64, offset
@@ -85,10 +86,16 @@ _GROUP: Final = struct.Struct(">16siq")
 @frozen(slots=True)
 class Lane:
     """Records of a delay partition that are delivered in one order: the ordinary ones, or the dead
-    ones of a retry topic."""
+    ones.
+
+    Attributes:
+        retry: how records are tried again; None: they are not, and dead is only what is given up.
+        has_dead: there is a topic for what is dead.
+    """
 
     retry: RetryPolicy | None = None
     is_dead: bool = False
+    has_dead: bool = False
 
     @property
     def note_producer_id(self) -> int:
@@ -292,7 +299,7 @@ def _attempt_to_tell(record: Record, lane: Lane) -> tuple[int, bool]:
     """The number of the attempt that a record is delivered for, of a dead one that of the last; and
     whether it is dead because it was given up."""
     if lane.retry is None:
-        return 0, False
+        return 0, lane.is_dead
     schedule = _schedule_of(record, lane)
     if lane.is_dead:
         return schedule.attempt, not schedule.is_dead
@@ -337,10 +344,12 @@ Found: TypeAlias = Row | Undecided | Ended | GivenUp | Settled
 def read_log(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Found]:
     """What one stored batch means to a lane, from offset `start` on."""
     header = parse_header(batch)
-    if header.is_control:
-        yield Ended(header.producer_id, parse_marker(batch).is_commit, header.max_timestamp)
-    elif _is_note(header):
+    if _is_note(header):
         yield from _rows_of_note(batch, header, lane)
+    elif lane.is_dead and lane.retry is None:
+        return  # by itself no record is dead there
+    elif header.is_control:
+        yield Ended(header.producer_id, parse_marker(batch).is_commit, header.max_timestamp)
     elif header.is_transactional:
         yield Undecided(header.producer_id, max(start, header.base_offset))
     else:
@@ -348,13 +357,13 @@ def read_log(batch: Buffer, start: int, lane: Lane = ORDINARY) -> Iterator[Found
 
 
 def _rows_of_note(batch: Buffer, header: BatchHeader, lane: Lane) -> Iterator[Found]:
-    """What a note means to a lane. One of its own settles what it names. What the ordinary lane of
-    a retry topic gives up is remembered in that lane, and pending in the lane of the dead."""
+    """What a note means to a lane. One of its own settles what it names. What the ordinary lane
+    gives up is remembered in that lane, and pending in the lane of the dead."""
     note = None
     if header.producer_id == lane.note_producer_id:
         note = read_note(batch)
         yield Settled(note.cursor)
-    if header.producer_id != NOTE_PRODUCER_ID or lane.retry is None:
+    if header.producer_id != NOTE_PRODUCER_ID or not lane.has_dead:
         return
     given_up = (note or read_note(batch)).given_up
     if given_up and not lane.is_dead:

@@ -8,7 +8,8 @@
 
 Without any of them a record is due at once; in a retry topic (`RetryPolicy`) after a back-off that
 grows with `raftmq-attempt`, which says how often the record was tried: delivery counts it up, and
-after the last attempt the record is *dead*, and goes at once to another topic. Whatever begins with
+after the last attempt the record is *dead*, and goes at once to another topic, as does in any delay
+topic that has one what is given up since its target is gone. Whatever begins with
 `deliver-` and is not understood is refused: a typing error would else be delivered at once. A
 cancellation needs a key; a record without a value is a record like any other.
 

@@ -182,6 +182,12 @@ def throttled_replicas(name: str, text: str) -> None:
             )
 
 
+def retries_nothing(attempts: str | None) -> bool:
+    """True for that value of RETRY_ATTEMPTS by which a delay topic with a dead topic is no retry
+    topic; None, for it is not set, makes one."""
+    return attempts is not None and int(attempts) == 0
+
+
 def check_all(keys: Sequence[ConfigKey]) -> dict[str, ConfigKey]:
     """Index keys by name; each appears once and its default is valid."""
     index: dict[str, ConfigKey] = {}
@@ -212,6 +218,7 @@ SET_AT_CREATION: Final = (
     RETRY_FACTOR,
 )
 """What is pending is ordered by these, so they never change, nor may their defaults below."""
+
 COMPRESSIONS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 _B, _S, _I, _L, _D, _LIST = (
@@ -415,8 +422,10 @@ TOPIC_KEYS: Final = check_all(
             DEAD_TO,
             _S,
             "",
-            "Makes a retry topic of a delay topic: a record that was tried "
-            "raftmq.retry.attempts times comes to this topic. Set when the topic is created.",
+            "Of a delay topic: what is as late as raftmq.delivery.giveup.ms says, and has no "
+            "target any more, comes to this topic. Unless raftmq.retry.attempts is 0 it makes a "
+            "retry topic: a record that was tried so often comes here. Set when the topic is "
+            "created.",
             string,
         ),
         ConfigKey(
@@ -438,17 +447,17 @@ TOPIC_KEYS: Final = check_all(
             DELIVERY_GIVEUP,
             _L,
             "86400000",
-            "Of a retry topic: what is so late, and has no target any more, comes to "
-            "raftmq.dead.to.",
+            "Of a delay topic with raftmq.dead.to: what is so late, and has no target any more, "
+            "comes there.",
             long(1, 1 << 50),
         ),
         ConfigKey(
             RETRY_ATTEMPTS,
             _I,
             "8",
-            "Of a retry topic: so often is a record tried, the first time included. Set when the "
-            "topic is created.",
-            integer(1, 1_000),
+            "Of a delay topic with raftmq.dead.to: so often is a record tried, the first time "
+            "included; 0: it is no retry topic. Set when the topic is created.",
+            integer(0, 1_000),
         ),
         ConfigKey(
             RETRY_FACTOR,

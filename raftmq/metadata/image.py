@@ -69,6 +69,8 @@ KNOWN_IN_ALL_BYTES_MAX: Final = 8 << 20
 """Of that, for all topics together."""
 LEVEL_OF_ASKERS: Final = 9
 """From it on every admin call says on whose behalf it is made."""
+LEVEL_OF_DEAD_TOPICS: Final = 9
+"""From it on a delay topic that retries nothing may have a dead topic."""
 VIEWS_OF_TOPIC_MAX: Final = 16
 """Views with conditions over one topic: each judges every batch of it."""
 EPOCH_ROOM: Final = 1_000

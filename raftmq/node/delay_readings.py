@@ -113,9 +113,11 @@ class LaneItem(WorkItem):
 
 
 def lanes_of(partition: Partition) -> list[Lane]:
-    """The lanes of a delay partition: two of a retry topic's, else one."""
-    retry = partition.settings.retry
-    return [ORDINARY] if retry is None else [Lane(retry), Lane(retry, is_dead=True)]
+    """The lanes of a delay partition: two where there is a topic for what is dead, else one."""
+    settings = partition.settings
+    if not settings.dead_to:
+        return [ORDINARY]
+    return [Lane(settings.retry, is_dead, has_dead=True) for is_dead in (False, True)]
 
 
 class LogReader:

@@ -412,7 +412,7 @@ class Delays:
         led.gone_ms = now_ms if led.gone_ms is None else led.gone_ms
         limit_ms = led.partition.settings.giveup_ms
         return (
-            led.lane.retry is not None
+            led.lane.has_dead
             and not led.lane.is_dead
             and self._engine.image.level >= LEVEL_OF_CONDITIONS
             and now_ms - place.due_ms >= limit_ms

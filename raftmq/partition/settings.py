@@ -20,6 +20,7 @@ from raftmq.metadata.config_keys import (
     RETRY_MAX,
     RETRY_MIN,
     TOPIC_KEYS,
+    retries_nothing,
     split_list,
 )
 from raftmq.records import CREATE_TIME, LOG_APPEND_TIME
@@ -59,8 +60,8 @@ class PartitionSettings:
     is_compacted: bool = False
     delivers_to: str = ""  # of a delay topic: the topic in which its records are delivered
     delay_max_ms: int = DELAY_MAX_MS
-    giveup_ms: int = 86_400_000  # so late is dead what a retry topic cannot deliver
-    dead_to: str = ""  # of a retry topic: where what was tried in vain comes
+    giveup_ms: int = 86_400_000  # so late is dead what has no target any more
+    dead_to: str = ""  # of a delay topic: where what is dead comes
     retry: RetryPolicy | None = None
 
     @classmethod
@@ -99,10 +100,14 @@ class PartitionSettings:
         )
 
 
-def _retry_policy(configs: Mapping[str, str]) -> RetryPolicy:
+def _retry_policy(configs: Mapping[str, str]) -> RetryPolicy | None:
+    """That of a delay topic with a dead topic; None where it retries nothing."""
+
     def text(key: str) -> str:
         return configs.get(key) or TOPIC_KEYS[key].default or ""
 
+    if retries_nothing(configs.get(RETRY_ATTEMPTS)):
+        return None
     return RetryPolicy(
         attempts=int(text(RETRY_ATTEMPTS)),
         min_ms=int(text(RETRY_MIN)),

@@ -140,3 +140,84 @@ def test_a_replay_of_a_topic_that_nothing_sends_to_wants_to_know_where_to(
     refused = call("dead", "replay", "lost")
     assert (refused.exit_code, "--to says where to" in refused.stderr) == (2, True)
     assert call("dead", "replay", "lost", "--to", "orders").exit_code == 0
+
+
+# ---- delay topics without retries ----
+
+
+@pytest.fixture
+def undelivered(call: Call, broker: FakeBroker) -> FakeBroker:
+    """Two delay topics that share a topic of what they could not deliver."""
+    for name in ("orders", "bills", "undelivered"):
+        broker.make_topic(name, 2)
+    for target in ("orders", "bills"):
+        words = (f"{target}.later", "-p", "2", "--delivers-to", target, "--dead-to", "undelivered")
+        done = call("topic", "create", *words)
+        assert done.exit_code == 0, done.output
+    return broker
+
+
+def give_up(broker: FakeBroker, value: str, source: str, partition: int = 0) -> None:
+    own = [
+        ("raftmq-created-at", b"1"),
+        ("raftmq-delayed-at", f"{source}/{partition}/7".encode()),
+        ("raftmq-given-up", b"its target was gone"),
+    ]
+    with Producer(broker.address) as producer:
+        producer.send("undelivered", value.encode(), b"k", [("trace", b"x"), *own], partition)
+
+
+def test_a_delay_topic_gets_a_dead_topic(call: Call, undelivered: FakeBroker) -> None:
+    assert undelivered.configs["orders.later"] == {
+        "raftmq.delivers.to": "orders",
+        "raftmq.dead.to": "undelivered",
+        "raftmq.retry.attempts": "0",
+    }
+    words = ("x", "--delivers-to", "orders", "--dead-to", "undelivered")
+    assert call("topic", "create", *words, "-c", "raftmq.retry.attempts=3").exit_code == 0
+    assert undelivered.configs["x"]["raftmq.retry.attempts"] == "3", "as somebody says himself"
+
+
+def test_what_was_not_delivered_is_listed_shown_and_replayed(
+    call: Call, undelivered: FakeBroker
+) -> None:
+    assert "orders" not in call("retry", "list").stdout
+    give_up(undelivered, "a", "orders.later", partition=1)
+    give_up(undelivered, "b", "bills.later", partition=1)
+    listed = call("dead", "list").stdout.splitlines()[1]
+    assert listed.split() == ["undelivered", "bills.later,orders.later", "2", "2"]
+    first, second = json.loads(call("dead", "show", "undelivered", "--json").stdout)
+    assert (first["From"], first["Reason"]) == ("orders.later/1/7", "its target was gone")
+    assert second["From"] == "bills.later/1/7"
+    planned = json.loads(call("dead", "replay", "undelivered", "--dry-run", "--json").stdout)
+    assert planned[1]["To"] == "bills/1,orders/1"
+    assert "2 records sent to bills, orders" in call("dead", "replay", "undelivered").stdout
+    for target, value in (("orders", b"a"), ("bills", b"b")):
+        (found,) = read(undelivered, target, 1, 1)
+        assert (found.value, found.headers) == (value, (("trace", b"x"),)), "nothing counts here"
+
+
+def test_a_replay_sends_nothing_where_it_does_not_know_where_to(
+    call: Call, undelivered: FakeBroker
+) -> None:
+    give_up(undelivered, "a", "orders.later")
+    give_up(undelivered, "b", "gone.later")
+    refused = call("dead", "replay", "undelivered")
+    assert refused.exit_code == 1
+    assert "undelivered/0/1 comes from gone.later, which sends here no more" in refused.stderr
+    assert undelivered.logs[("orders", 0)].end == 0
+    assert call("dead", "replay", "undelivered", "-c", "1").exit_code == 0, "up to there"
+    assert undelivered.logs[("orders", 0)].end == 1
+
+
+def test_a_replay_to_a_target_that_is_still_gone(call: Call, undelivered: FakeBroker) -> None:
+    give_up(undelivered, "a", "orders.later")
+    assert call("topic", "delete", "orders").exit_code == 0
+    refused = call("dead", "replay", "undelivered")
+    assert "was to come to orders, which is not there; --to says where to" in refused.stderr
+    assert call("topic", "delete", "bills").exit_code == 0
+    refused = call("dead", "replay", "undelivered")
+    assert "there is no topic bills, orders; --to says where to" in refused.stderr
+    undelivered.make_topic("orders", 1)
+    assert "1 records sent to orders" in call("dead", "replay", "undelivered").stdout
+    assert undelivered.logs[("orders", 0)].end == 1

@@ -148,13 +148,13 @@ def test_only_topics_that_may_be_its_views_are_asked_for(
     """A view has the numbers of its topic: others have other settings, but none of interest."""
     made.make_topic("narrow", 1)
     asked: list[str] = []
-    describe = operations.describe_views
+    describe = operations.describe_topics
 
-    def noted(names: Sequence[str]) -> operations.Operation[list[ViewInfo]]:
+    def noted(names: Sequence[str], keys: Sequence[str]) -> object:
         asked.extend(names)
-        return describe(names)
+        return describe(names, keys)
 
-    monkeypatch.setattr(operations, "describe_views", noted)
+    monkeypatch.setattr(operations, "describe_topics", noted)
     assert "Views: refunds\n" in call("topic", "describe", "orders").stdout
     assert asked == ["orders", "refunds"]
     assert call("view", "list", "--of", "gone", "--json").stdout == "[]\n"

@@ -20,7 +20,14 @@ from raftmq.metadata.broker_messages import (
     NewTopic,
 )
 from raftmq.metadata.commands import CreateTopics, ShrinkTopic
-from raftmq.metadata.image import LEVEL_OF_DELAYS, LEVEL_OF_VIEWS, RAFTMQ_LEVEL, MetadataImage
+from raftmq.metadata.image import (
+    LEVEL_OF_DEAD_TOPICS,
+    LEVEL_OF_DELAYS,
+    LEVEL_OF_VIEWS,
+    RAFTMQ_LEVEL,
+    MetadataImage,
+)
+from raftmq.partition.settings import PartitionSettings
 from raftmq.types import METADATA_TOPIC, NodeId
 from tests.metadata.metadata_commands import Machine, creation, raised, topic_id
 
@@ -66,6 +73,52 @@ def test_a_retry_topic_is_made() -> None:
     wanted = {"raftmq_delivers_to": "orders", "raftmq_dead_to": "dead"}
     configs = plan(image(), **wanted, raftmq_retry_attempts="3", raftmq_retry_factor="1.5")
     assert configs["raftmq.dead.to"] == "dead"
+
+
+UNDELIVERED = {
+    "raftmq_delivers_to": "orders",
+    "raftmq_dead_to": "dead",
+    "raftmq_retry_attempts": "0",
+}
+
+
+def test_a_delay_topic_without_retries_has_a_dead_topic() -> None:
+    configs = plan(image(LEVEL_OF_DEAD_TOPICS), **UNDELIVERED)
+    settings = PartitionSettings.from_configs(configs)
+    assert (settings.delivers_to, settings.dead_to, settings.retry) == ("orders", "dead", None)
+    retried = {**configs}
+    del retried["raftmq.retry.attempts"]
+    policy = PartitionSettings.from_configs(retried).retry
+    assert policy is not None, "without a word of it there are retries, as ever"
+    assert policy.attempts == 8
+
+
+def test_it_has_none_below_its_level() -> None:
+    """An older node would take every record of it for one that was tried too often."""
+    with pytest.raises(KafkaError, match=r"needs raftmq\.level 9") as caught:
+        plan(image(LEVEL_OF_DEAD_TOPICS - 1), **UNDELIVERED)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(
+    ("configs", "why"),
+    [
+        ({"raftmq_dead_to": "x"}, "no such topic"),
+        ({"raftmq_dead_to": "orders"}, "another topic as its"),
+        ({"raftmq_delivers_to": ""}, "another topic as its"),
+        ({"raftmq_dead_to": "later"}, "delay topic itself"),
+        ({"raftmq_dead_to": "big.retired"}, "that is a view"),
+        ({"raftmq_dead_to": "__consumer_offsets"}, "internal topic"),
+        ({"raftmq_dead_to": ""}, "a retry topic has a"),
+        ({"raftmq_retry_attempts": "-1"}, "at least 0"),
+        ({"raftmq_retry_min_ms": "5"}, "there are no retries"),
+        ({"raftmq_retry_factor": "2"}, "there are no retries"),
+    ],
+)
+def test_which_dead_topics_are_refused(configs: dict[str, str], why: str) -> None:
+    with pytest.raises(KafkaError, match=why) as caught:
+        plan(image(LEVEL_OF_DEAD_TOPICS), **{**UNDELIVERED, **configs})
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,8 @@ def test_the_batch_that_leaves() -> None:
 
 
 POLICY = RetryPolicy(attempts=3, min_ms=1_000, max_ms=9_000, factor_percent=200)
-TRIED, DEAD = Lane(POLICY), Lane(POLICY, is_dead=True)
+TRIED, DEAD = Lane(POLICY, has_dead=True), Lane(POLICY, is_dead=True, has_dead=True)
+UNTRIED, GIVEN = Lane(has_dead=True), Lane(is_dead=True, has_dead=True)
 
 
 def test_each_record_of_a_retry_topic_is_in_one_lane_and_cancels_in_both() -> None:
@@ -303,6 +304,19 @@ def test_what_is_given_up_is_done_with_in_its_lane_and_dead_right_after_the_note
     assert list(read_log(batch, 0, ORDINARY)) == [Settled(places[-1])]
 
 
+def test_without_retries_nothing_is_dead_but_what_a_note_gives_up() -> None:
+    never = NewRecord(b"a", b"", STAMP, [("deliver-at", b"never")])
+    batch = stored([NewRecord(b"a", b"1", STAMP, [(ATTEMPT, b"9")]), never])
+    assert len(list(read_log(batch, 0, UNTRIED))) == 2
+    assert list(read_log(batch, 0, GIVEN)) == []
+    marker = build_marker(Marker(True), producer_id=7, producer_epoch=0, timestamp=STAMP)
+    assert list(read_log(marker, 0, GIVEN)) == []
+    note = note_batch(give_up(None, [Place(STAMP, 20)], STAMP), 0, STAMP, UNTRIED)
+    stamp(note, 30, 1)
+    assert list(read_log(note, 0, UNTRIED)) == [Settled(Place(STAMP, 20)), GivenUp(30, 20)]
+    assert list(read_log(note, 0, GIVEN)) == [Row(20, STAMP + 1, Kind.ADD, None)]
+
+
 def test_after_it_the_next_target_begins_and_the_same_one_goes_on() -> None:
     places = [Place(STAMP, 20)]
     for before in (FIRST, give_up(FIRST, places, STAMP)):
@@ -315,11 +329,12 @@ def test_after_it_the_next_target_begins_and_the_same_one_goes_on() -> None:
 
 
 def test_a_record_that_is_dead_tells_whether_it_was_given_up() -> None:
-    for attempt, expected in ((b"2", [b"its target was gone"]), (b"3", [])):
+    gone = [b"its target was gone"]
+    for lane, attempt, expected in ((DEAD, b"2", gone), (DEAD, b"3", []), (GIVEN, b"3", gone)):
         headers = [(ATTEMPT, attempt), (GIVEN_UP, b"before")]
         waiting = stored([NewRecord(b"a", b"1", STAMP, headers)], base=12)
         delivery = evolve(FIRST, offsets=(12,))
-        batch = delivered_batch(delivery, [record_at(waiting, 12)], SOURCE_GROUP, "o", DEAD)
+        batch = delivered_batch(delivery, [record_at(waiting, 12)], SOURCE_GROUP, "o", lane)
         (record,) = read_records(batch)
         assert [text for name, text in record.headers if name == GIVEN_UP] == expected
         assert [text for name, text in record.headers if name == ATTEMPT] == [attempt]

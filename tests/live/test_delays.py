@@ -237,6 +237,56 @@ def test_a_record_that_fails_is_retried_dead_and_replayed(cluster: Cluster) -> N
     assert "0 records sent" in cluster.run("dead", "replay", "bread.bake.dead").stdout
 
 
+def test_what_has_no_target_any_more_is_dead_and_replayed(cluster: Cluster) -> None:
+    """By stock clients: the target is deleted, and made again for the replay."""
+    ends = ("--delivers-to", "soup", "--dead-to", "soup.dead")
+    for words in (
+        ("soup",),
+        ("soup.dead", "-c", "retention.ms=-1"),
+        ("soup.later", *ends, "-c", "raftmq.delivery.giveup.ms=1000"),
+    ):
+        done = cluster.run("topic", "create", *words, "-p", "1", "-r", "3")
+        assert done.returncode == 0, done.stderr
+    sender = Sender(cluster.bootstrap, "soup.later")
+    sender.send("a", "served", {"deliver-after": "1"})
+    sender.finish()
+    Receiver(cluster.bootstrap, "soup", 1).read_until("served")
+    assert cluster.run("topic", "delete", "soup").returncode == 0
+    sender.send("b", "cold", {"deliver-after": "2s", "trace": "7"})
+    sender.send("c", "much later", {"deliver-after": "1h"})
+    sender.send("d", "cold, too", {})
+    sender.finish()
+    assert sender.refused == []
+    dead = Receiver(cluster.bootstrap, "soup.dead", 1)
+    dead.read_until("cold")
+    assert dead.values == ["cold, too", "cold"], "in the order in which they were due"
+    headers = dict(dead.found[1][0].headers())
+    assert headers.pop("raftmq-created-at").isdigit()
+    assert headers.pop("raftmq-delayed-at").startswith(b"soup.later/0/")
+    assert headers == {"trace": b"7", "raftmq-given-up": b"its target was gone"}
+    rows = json.loads(cluster.run("topic", "describe", "soup.later", "--json").stdout)["Delays"]
+    assert [(row["to"], row["is_dead"], row["pending"]) for row in rows] == [
+        ("soup", False, 1),
+        ("soup.dead", True, 0),
+    ]
+    listed = json.loads(cluster.run("dead", "list", "--json").stdout)
+    assert [row for row in listed if row["Topic"] == "soup.dead"] == [
+        {"Topic": "soup.dead", "Of": "soup.later", "Records": 2, "NotReplayed": 2}
+    ]
+    refused = cluster.run("dead", "replay", "soup.dead")
+    assert "there is no topic soup; --to says where to" in refused.stderr
+    assert cluster.run("topic", "create", "soup", "-p", "1", "-r", "3").returncode == 0
+    replayed = cluster.run("dead", "replay", "soup.dead")
+    assert "2 records sent to soup" in replayed.stdout, replayed.stderr
+    again = Receiver(cluster.bootstrap, "soup", 1)
+    again.read_until("cold")
+    assert again.values == ["cold, too", "cold"]
+    assert again.found[1][0].headers() == [("trace", b"7")]
+    sender.send("e", "warm", {})
+    sender.finish()
+    again.read_until("warm")
+
+
 def test_a_worker_retries_buries_and_reads_what_is_replayed(cluster: Cluster) -> None:
     """One task fails twice and succeeds, one fails until it is dead; `raftmq dead replay` brings it
     back. The leader of the retry topic is killed in between, and no attempt is lost."""

@@ -43,6 +43,12 @@ RETRY = {
     "raftmq.retry.max.ms": "1",
     "raftmq.delivery.giveup.ms": str(GIVEUP_MS),
 }
+PLAIN = {
+    "raftmq.dead.to": "dead",
+    "raftmq.retry.attempts": "0",
+    "raftmq.delivery.giveup.ms": str(GIVEUP_MS),
+}
+with_a_dead_topic = pytest.mark.parametrize("configs", [RETRY, PLAIN], ids=["retry", "plain"])
 
 
 class World:
@@ -57,7 +63,7 @@ class World:
         self.topics = {"orders": TARGET, "dead": DEAD}
         self.level = LEVEL_OF_CONDITIONS
         self.taken: dict[TopicId, list[Record]] = {TARGET: [], DEAD: []}
-        self.sent: set[tuple[int, int, int]] = set()
+        self.sent: set[tuple[TopicId, int, int, int]] = set()
         self.is_answering = True
         self.lead()
 
@@ -114,7 +120,7 @@ class World:
         if not self.is_answering or topic_id not in self.topics.values():
             return Promise.resolved(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         header = parse_header(batch)
-        key = header.producer_id, header.producer_epoch, header.base_sequence
+        key = topic_id, header.producer_id, header.producer_epoch, header.base_sequence
         if key not in self.sent:
             self.sent.add(key)
             self.taken[topic_id] += read_records(batch)
@@ -126,11 +132,15 @@ class World:
         self.replica.commit(self.replica.log_end_offset)
 
     def write(
-        self, values: Iterable[str], *headers: tuple[str, bytes], producer_id: int = -1
+        self,
+        values: Iterable[str],
+        *headers: tuple[str, bytes],
+        producer_id: int = -1,
+        key: bytes | None = None,
     ) -> None:
         """Append records, committed; of a transaction where a producer is named."""
         batch = build_batch(
-            [NewRecord(None, value.encode(), None, headers) for value in values],
+            [NewRecord(key, value.encode(), None, headers) for value in values],
             timestamp=self.now_ms,
             producer_id=producer_id,
             producer_epoch=0 if producer_id >= 0 else -1,
@@ -239,8 +249,9 @@ def gone(world: World) -> None:
     world.now_ms += max(GIVEUP_MS, GONE_MS_MIN)
 
 
-def test_what_has_no_target_any_more_is_dead_once_each() -> None:
-    world = World(**RETRY)
+@with_a_dead_topic
+def test_what_has_no_target_any_more_is_dead_once_each(configs: dict[str, str]) -> None:
+    world = World(**configs)
     world.write([str(number) for number in range(250)])
     world.now_ms += 10
     gone(world)
@@ -262,8 +273,9 @@ def test_what_has_no_target_any_more_is_dead_once_each() -> None:
     assert world.values(world.topics["orders"]) == ["again"]
 
 
-def test_what_was_noted_for_a_target_that_is_gone_is_dead_too() -> None:
-    world = World(**RETRY)
+@with_a_dead_topic
+def test_what_was_noted_for_a_target_that_is_gone_is_dead_too(configs: dict[str, str]) -> None:
+    world = World(**configs)
     world.is_answering = False
     world.write(["a", "b"])
     world.now_ms += 10
@@ -278,8 +290,9 @@ def test_what_was_noted_for_a_target_that_is_gone_is_dead_too() -> None:
 
 
 @pytest.mark.parametrize("why", ["young", "just gone", "level", "unanswered", "no dead topic"])
-def test_nothing_is_given_up_too_soon(why: str) -> None:
-    world = World(**(RETRY if why != "no dead topic" else {}))
+@with_a_dead_topic
+def test_nothing_is_given_up_too_soon(configs: dict[str, str], why: str) -> None:
+    world = World(**(configs if why != "no dead topic" else {}))
     world.write(["a"])
     world.now_ms += 10
     if why == "unanswered":
@@ -302,8 +315,44 @@ def test_nothing_is_given_up_too_soon(why: str) -> None:
     assert world.led().trouble
 
 
-def test_retention_leaves_what_is_given_up_until_it_is_pending_as_dead() -> None:
-    world = World(**RETRY)
+def test_only_what_its_target_was_there_for_comes_there() -> None:
+    """Without retries no record is dead by itself, and none waits for a back-off."""
+    world = World(**PLAIN)
+    world.write(["often"], ("raftmq-attempt", b"1000"))
+    world.write(["later"], ("deliver-after", b"500"))
+    world.run()
+    assert world.values() == ["often"], "at once"
+    assert dict(world.taken[TARGET][0].headers)["raftmq-attempt"] == b"1000", "as any header"
+    world.now_ms += 500
+    gone(world)
+    world.run()
+    world.now_ms += 1
+    world.run()
+    assert (world.values(), world.values(DEAD)) == (["often"], ["later"])
+    (dead,) = world.taken[DEAD]
+    told = dict(dead.headers)
+    assert told.pop("raftmq-created-at", None)
+    assert told == {"raftmq-delayed-at": b"t/0/1", GIVEN_UP: b"its target was gone"}
+
+
+def test_what_is_cancelled_before_it_is_given_up_is_not_dead() -> None:
+    world = World(**PLAIN)
+    world.write(["a", "b"], ("deliver-after", b"10"), key=b"k")
+    world.write([""], ("deliver-at", b"never"), key=b"k")
+    world.write(["c"], ("deliver-after", b"10"))
+    world.now_ms += 10
+    gone(world)
+    world.run()
+    world.now_ms += 1
+    world.run()
+    assert world.values(DEAD) == ["c"]
+
+
+@with_a_dead_topic
+def test_retention_leaves_what_is_given_up_until_it_is_pending_as_dead(
+    configs: dict[str, str],
+) -> None:
+    world = World(**configs)
     world.write(["a"])
     world.now_ms += 10
     gone(world)

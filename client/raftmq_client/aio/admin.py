@@ -105,6 +105,10 @@ class Admin:
         configs `raftmq.view.of` and `raftmq.view.where` makes one."""
         return await self._run(self._flows.views(of))
 
+    async def topic_configs(self, keys: Sequence[str]) -> dict[str, dict[str, str | None]]:
+        """These settings of all topics that are not internal, and that the caller may look at."""
+        return await self._run(self._flows.topic_configs(keys))
+
     async def create_topic(
         self,
         name: str,

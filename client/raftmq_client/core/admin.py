@@ -490,28 +490,30 @@ def describe_configs(
     )
 
 
-def describe_views(names: Sequence[str]) -> Operation[list[ViewInfo]]:
-    """Those of these topics that are views, by name; what the caller may not look at is none."""
+def describe_topics(
+    names: Sequence[str], keys: Sequence[str]
+) -> Operation[dict[str, dict[str, str | None]]]:
+    """These settings of these topics, without those that the caller may not look at."""
     unseen = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
-    def read(response: Struct) -> list[ViewInfo]:
-        views = []
+    def read(response: Struct) -> dict[str, dict[str, str | None]]:
+        found = {}
         for result in response.results:
             if result.error_code in unseen:
                 continue
             about = f"topic {result.resource_name!r}"
             check_code(result.error_code, result.error_message, about=about)
-            known = {item.name: item.value for item in result.configs}
-            if topic := known.get(VIEW_OF):
-                views.append(ViewInfo(result.resource_name, topic, known.get(VIEW_WHERE) or ""))
+            configs = {item.name: item.value for item in result.configs}
+            found[str(result.resource_name)] = configs
         check_named(names, (result.resource_name for result in response.results))
-        return sorted(views, key=lambda view: view.name)
+        return dict(sorted(found.items()))
 
-    keys = [VIEW_OF, VIEW_WHERE]
     request = Struct(
         resources=[
             Struct(
-                resource_type=int(ResourceType.TOPIC), resource_name=name, configuration_keys=keys
+                resource_type=int(ResourceType.TOPIC),
+                resource_name=name,
+                configuration_keys=list(keys),
             )
             for name in names
         ],

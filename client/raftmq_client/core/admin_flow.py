@@ -19,6 +19,8 @@ from raftmq.types import TopicPartition
 from raftmq_client.core import admin as operations
 from raftmq_client.core import group_admin, transaction_requests
 from raftmq_client.core.admin import (
+    VIEW_OF,
+    VIEW_WHERE,
     CreatedTopic,
     FeaturesInfo,
     LogDirPartition,
@@ -157,11 +159,27 @@ class AdminFlows:
             for topic in info.topics
             if not topic.is_internal and (base is None or _lies_where(topic, base))
         )
-        found: list[ViewInfo] = []
+        found = yield from self._configs(names, (VIEW_OF, VIEW_WHERE))
+        return [
+            ViewInfo(name, topic, configs.get(VIEW_WHERE) or "")
+            for name, configs in found.items()
+            if (topic := configs.get(VIEW_OF)) and of in (None, topic)
+        ]
+
+    def topic_configs(self, keys: Sequence[str]) -> Flow[dict[str, dict[str, str | None]]]:
+        """These settings of all topics that are not internal, by name."""
+        info = yield from self.cluster()
+        names = sorted(topic.name for topic in info.topics if not topic.is_internal)
+        return (yield from self._configs(names, keys))
+
+    def _configs(
+        self, names: Sequence[str], keys: Sequence[str]
+    ) -> Flow[dict[str, dict[str, str | None]]]:
+        found: dict[str, dict[str, str | None]] = {}
         for at in range(0, len(names), DESCRIBED_MAX):
             part = names[at : at + DESCRIBED_MAX]
-            found += yield from self.run(operations.describe_views(part))
-        return [view for view in found if of in (None, view.topic)]
+            found |= yield from self.run(operations.describe_topics(part, keys))
+        return found
 
     def create_topic(self, topic: NewTopic, *, validate_only: bool) -> Flow[CreatedTopic]:
         """Create a topic."""
