@@ -38,7 +38,7 @@ from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import NO_OFFSET, OffsetResult, ReadResult
 from raftmq.partition.registry import PartitionRegistry
-from raftmq.ports import Clock, Disk, DiskError
+from raftmq.ports import Clock, Disk, DiskError, DiskFullError
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, Offset, RaftGroupId, TopicId, TopicPartition
 from raftmq.views.conditions import parse_condition
@@ -78,6 +78,7 @@ class Fill(WorkItem):
     Attributes:
         shown: what readers are given.
         saved_end: the index's files say what it knew below.
+        kept_start: files below that start of the base's log were to go, on a disk that may be full.
         ended: None while it is filled.
     """
 
@@ -86,6 +87,7 @@ class Fill(WorkItem):
     folder: str
     saved_end: Offset = NO_OFFSET
     saved_ms: float = 0.0
+    kept_start: Offset = NO_OFFSET
     ended: Ended | None = None
 
     def woken(self) -> None:
@@ -332,6 +334,7 @@ class NodeViews:
         if shown.view_index is None:
             await self._load(fill)
             return 0
+        await self._drop(fill)
         shown.base_moved()
         stable = base.stable_end
         if stable == NO_OFFSET:
@@ -394,17 +397,39 @@ class NodeViews:
         if self._disk.exists(parent) and not self._disk.list(parent):
             self._disk.remove_tree(parent)
 
+    async def _drop(self, fill: Fill) -> None:
+        """Find where the view starts, and let go of what the index says below, with its files.
+
+        Raises:
+            DiskError: the device failed.
+        """
+        shown = fill.shown
+        while (job := shown.follow_start()) is not None:
+            await self._tasks.in_thread(job.run)
+            shown.prepared(job)
+        index, log_start = shown.view_index, fill.base.replica.log_start_offset
+        if index is None or not index.has_below(log_start):
+            return
+        if log_start <= index.examined_end:
+            if log_start == fill.kept_start:
+                return
+            fill.kept_start = log_start
+            try:
+                await self._tasks.in_thread(index.save_start)
+            except DiskFullError:
+                return  # they go when the log starts further on
+        if not fill.is_open:
+            return
+        gone = index.let_go_before(log_start)
+        await self._tasks.in_thread(partial(index.remove_files, gone))
+
     async def _save_if_due(self, fill: Fill) -> None:
         index, now_ms = fill.shown.view_index, self._clock.monotonic_ms()
         is_due = now_ms >= fill.saved_ms + SAVE_MS
         if index is None or not fill.is_open or not is_due or fill.saved_end == index.examined_end:
             return
-        end, shown = index.examined_end, fill.shown
-        shown.is_held = True
-        try:
-            await self._tasks.in_thread(index.save)
-        finally:
-            shown.is_held = False
+        end = index.examined_end
+        await self._tasks.in_thread(index.save)
         fill.saved_end, fill.saved_ms = end, now_ms
 
     # ---- judging ----

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
@@ -164,10 +164,8 @@ class FilteredPartition(Partition):
         self._goal_ms = 0.0
         self._caught_up_ms = _NEVER
         self._examined_end = Offset(0)  # when it was looked at last
-        self._log_start = NO_OFFSET  # what lies below is dropped from the index
+        self._log_start = NO_OFFSET  # the index's start is found for that one of the base
         self._seen: tuple[object, ...] = ()
-        self.is_held = False
-        """True while a worker writes the index: nothing is dropped from it meanwhile."""
 
     # ---- what it is ----
 
@@ -193,8 +191,9 @@ class FilteredPartition(Partition):
 
     @property
     def start(self) -> Offset:
-        """One past the last match that was deleted, as far as this replica can tell."""
-        self._follow_start()
+        """One past the last match that was deleted, as far as this replica can tell; where a worker
+        has to read of the index for that, the one before until then."""
+        self.follow_start()
         index = self.view_index
         return self.base.replica.log_start_offset if index is None else index.start
 
@@ -261,7 +260,7 @@ class FilteredPartition(Partition):
     def take_index(self, index: ViewIndex) -> None:
         """Show what an index says."""
         self.view_index = index
-        self._follow_start()
+        self.follow_start()
         self._settle_asks()
         self.fetches.wake_all()
 
@@ -287,7 +286,7 @@ class FilteredPartition(Partition):
     @reports_bugs
     def base_moved(self) -> None:
         """The base has new records, another leader, another log start, or is closing."""
-        self._follow_start()
+        self.follow_start()
         self.look_how_near()
         if self._asks and not self.base.replica.is_writable:
             self._fail_asks(self.base._no_leader_code())
@@ -299,15 +298,19 @@ class FilteredPartition(Partition):
             self._seen = seen
             self.fetches.wake_all()
 
-    def _follow_start(self) -> None:
-        """Drop what lies below the base's log start."""
+    def follow_start(self, *, may_wait: bool = False) -> Runnable | None:
+        """Find where the view starts, now that the base does; a job that must be done first."""
         index, log_start = self.view_index, self.base.replica.log_start_offset
-        if index is not None and log_start > self._log_start and not self.is_held:
-            try:
-                index.drop_before(log_start)
-            except DiskError:
-                return  # the base says so where it reads; whoever looks next tries again
-            self._log_start = log_start
+        if index is None or log_start <= self._log_start:
+            return None
+        try:
+            index.pass_start(log_start, may_wait=may_wait)
+        except AwayError as away:
+            return away.job
+        except DiskError:
+            return None  # the base says so where it reads; whoever looks next tries again
+        self._log_start = log_start
+        return None
 
     # ---- fetch ----
 
@@ -335,6 +338,7 @@ class FilteredPartition(Partition):
         if code is not ErrorCode.NONE:
             return ReadResult(code)
         base = self.base
+        away = self.follow_start(may_wait=may_wait)
         start, end = self.start, self.readable_end
         if last_fetched_epoch >= 0 and base.replica.is_leader:
             diverging = base._diverging(offset, LeaderEpoch(last_fetched_epoch))
@@ -355,6 +359,9 @@ class FilteredPartition(Partition):
         # one never take themselves for being there (librdkafka), or have a lag below zero (Java).
         end = max(end, offset)
         nothing = ReadResult(ErrorCode.NONE, end, start, last_stable_offset=end)
+        if away is not None and offset < base.replica.log_start_offset:
+            # It may lie before what was deleted: whoever reads on from there has to be told.
+            return evolve(nothing, job=away)
         if index is None or (bytes_max <= 0 and not at_least_one):
             return nothing
         if self._buggify("partition.short_read"):
@@ -434,8 +441,12 @@ class FilteredPartition(Partition):
 
     def first_match(self, offset: Offset) -> Offset:
         """Where the batch with the first match at or above `offset` begins, `offset` where there is
-        none; not below the log's start."""
-        row = self.row_from(offset)
+        none; not below the log's start.
+
+        Raises:
+            AwayError: a worker has to read of the index.
+        """
+        row = self.row_from(offset, may_wait=False)
         return offset if row is None else max(row.base_offset, self.base.replica.log_start_offset)
 
     def batch_of(self, row: Row) -> tuple[Sequence[FileSpan], Runnable | None]:
@@ -552,6 +563,9 @@ class FilteredPartition(Partition):
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             if self.view_index is None:
                 return OffsetResult(ErrorCode.OFFSET_NOT_AVAILABLE)
+            away = self.follow_start(may_wait=may_wait)
+            if away is not None:
+                return OffsetResult(ErrorCode.NONE, job=away)
             start = self.start
             epoch = epoch_at(replica, max(start, replica.log_start_offset))
             return OffsetResult(ErrorCode.NONE, start, leader_epoch=epoch)

@@ -23,7 +23,8 @@ offsets int64 each, then for each row twice the distance to its last match, plus
 matches only in part, as uint32), all little-endian. A table that was lost is made again from the
 blocks.
 
-One thread at a time changes it; `save` may run in another one than look-ups do.
+One thread at a time changes it; `save`, `save_start` and `remove_files` may run in another one than
+look-ups and `pass_start` do.
 
 Invariants: rows ascend and do not overlap; `start <= end <= examined_end`, but for a log that
 starts beyond what was examined.
@@ -36,7 +37,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from attrs import define, field
@@ -340,16 +341,18 @@ class ViewIndex:
                 return rest.row(at)
         return None
 
-    def _last_below(self, offset: int) -> Row | None:
-        """The last batch that begins below `offset` and has matches."""
+    def _last_below(self, offset: int, may_wait: bool) -> int | None:
+        """The last match of the last batch that begins below `offset` and has some."""
         for part in reversed(self._parts):
             at = bisect_left(part.rest.bases, offset)
             if at:
-                return part.rest.row(at - 1)
+                return part.rest.last_match(at - 1)
             at = bisect_left(part.firsts, offset)
+            if at and part.lasts[at - 1] < offset:
+                return part.lasts[at - 1]
             if at:
-                rows = self._block(part, at - 1)
-                return rows.row(bisect_left(rows.bases, offset) - 1)
+                rows = self._block(part, at - 1, may_wait=may_wait)
+                return rows.last_match(bisect_left(rows.bases, offset) - 1)
         return None
 
     def _part_beyond(self, offset: int) -> int:
@@ -418,39 +421,82 @@ class ViewIndex:
     # ---- what goes ----
 
     def drop_before(self, log_start: Offset) -> None:
-        """The log starts there now.
+        """The log starts there now: all that follows from it, in one go.
 
         Raises:
             DiskError: the device failed; what it says is sound, and it can be told again.
         """
-        gone_end = self._gone_before(log_start)
-        if log_start > self.examined_end:
-            self._start = log_start  # what was there is not known, or not any more
-            self._forget(0, log_start)
+        self.pass_start(log_start)
+        if not self.has_below(log_start):
             return
-        self._start = max(self._start, gone_end)
-        kept = self._part_beyond(log_start)
-        if not kept:
-            return
-        self._parts[-1].is_dirty = True
-        try:
-            self.save(is_durable=True)  # nothing else tells then what was in these files
-        except DiskFullError:
-            return  # they go another time
-        gone = self._parts[:kept]
-        del self._parts[:kept]
-        for part in gone:
-            self._remove(part)
+        if log_start <= self.examined_end:
+            try:
+                self.save_start()
+            except DiskFullError:
+                return  # they go another time
+        self.remove_files(self.let_go_before(log_start))
 
-    def _gone_before(self, log_start: int) -> int:
+    def pass_start(self, log_start: Offset, *, may_wait: bool = True) -> None:
+        """The log starts there now: find `start`. Nothing is written or removed.
+
+        Raises:
+            AwayError: it may not wait for the disk, and would have to.
+            DiskError: the device failed.
+        """
+        gone_end = 0
+        if log_start <= self.examined_end:
+            gone_end = self._gone_before(log_start, may_wait)
+        if log_start > self.examined_end:  # by now, for some of it may turn out to be damaged
+            gone_end = log_start  # what was there is not known, or not any more
+        self._start = max(self._start, gone_end)
+
+    def has_below(self, log_start: Offset) -> bool:
+        """True where whole files lie below, or all that was examined does."""
+        return log_start > self.examined_end or self._part_beyond(log_start) > 0
+
+    def save_start(self) -> None:
+        """Write `start` durably: nothing else tells it once the files below are gone.
+
+        Raises:
+            DiskError: it is not written.
+        """
+        self._parts[-1].is_dirty = True
+        self.save(is_durable=True)
+
+    def let_go_before(self, log_start: Offset) -> list[str]:
+        """Forget what has files of its own below; their names, for `remove_files`. `start` is found
+        by then, and saved unless all that was examined lies below."""
+        if log_start > self.examined_end:
+            gone, self._parts = self._parts, [_Part(log_start, log_start)]
+            self._let_go()
+        else:
+            kept = self._part_beyond(log_start)
+            gone = self._parts[:kept]
+            del self._parts[:kept]
+        return [part.name for part in gone]
+
+    def remove_files(self, names: Sequence[str]) -> None:
+        """Remove files of what was let go of; may run in another thread than look-ups do.
+
+        Raises:
+            DiskError: the device failed; those that are left are let go of when they are loaded.
+        """
+        for name in names:
+            path = f"{self._folder}/{name}"
+            if self._disk.exists(path):
+                self._disk.remove(path)
+        if self._disk.exists(self._folder):
+            self._disk.sync_directory(self._folder)
+
+    def _gone_before(self, log_start: int, may_wait: bool) -> int:
         """One past the last match below `log_start`, or that where a batch lies on both sides; 0
         where there is none."""
         while True:
             try:
-                row = self._last_below(log_start)
+                last = self._last_below(log_start, may_wait)
             except _DamagedError:
                 continue
-            return 0 if row is None else min(row.last_match + 1, log_start)
+            return 0 if last is None else min(last + 1, log_start)
 
     def truncate(self, offset: Offset) -> None:
         """The log was cut there: what is known from there on goes, durably.
@@ -495,15 +541,7 @@ class ViewIndex:
             return
         self._parts[number:] = [] if number else [_Part(offset, offset)]
         self._let_go()
-        for part in gone:
-            self._remove(part)
-        if self._disk.exists(self._folder):
-            self._disk.sync_directory(self._folder)
-
-    def _remove(self, part: _Part) -> None:
-        path = f"{self._folder}/{part.name}"
-        if self._disk.exists(path):
-            self._disk.remove(path)
+        self.remove_files([part.name for part in gone])
 
     def remove(self) -> None:
         """Remove all files: the view is gone, and this is not used any more.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import attrs
@@ -17,23 +21,30 @@ from raftmq.codec import Codec
 from raftmq.errors import ErrorCode
 from raftmq.metadata.image import MetadataImage, PartitionImage, TopicImage, ViewImage
 from raftmq.node import views as node_views
+from raftmq.node.metrics.families import Ages, Scrape
+from raftmq.node.metrics.partitions import GROUPS, LAG, LAG_SECONDS
 from raftmq.node.views import NodeViews
 from raftmq.partition.filtered import FilteredPartition
 from raftmq.partition.look_ups import MAX_TIMESTAMP
-from raftmq.partition.partition import LATEST
+from raftmq.partition.partition import EARLIEST, LATEST
 from raftmq.partition.ports import NO_OFFSET, OffsetResult
 from raftmq.partition.registry import PartitionRegistry
-from raftmq.ports import DiskError
+from raftmq.ports import DiskError, DiskFullError
 from raftmq.records import (
     HEADER_SIZE,
     NewRecord,
     build_batch,
     parse_header,
     read_records,
+    split_batches,
     sum_anew,
 )
-from raftmq.types import NodeId, Offset, TopicId
+from raftmq.types import NodeId, Offset, TopicId, TopicPartition
+from raftmq.views import index as index_module
+from raftmq.views.batches import Judged, Kind
+from raftmq.views.index import AwayError, BlockJob, ViewIndex
 from tests.partition.test_partition_replica import SELF, started
+from tests.views.test_index import make_small
 
 VIEW_ID = TopicId(UUID(int=77))
 
@@ -138,7 +149,8 @@ class Run:
             for piece in result.pieces:
                 is_made = isinstance(piece, (bytes, bytearray, memoryview))
                 data = piece if is_made else piece.file.pread(piece.size, piece.position)  # type: ignore[union-attr]
-                more += [r.offset for r in read_records(data) if r.offset >= at]  # type: ignore[arg-type]
+                for _, batch in split_batches(data):  # type: ignore[arg-type]
+                    more += [r.offset for r in read_records(batch) if r.offset >= at]
             if not more:
                 return found
             found += more
@@ -309,6 +321,207 @@ def test_the_log_start_moves_on_and_beyond_what_was_examined() -> None:
     run.go()
     assert run.offsets(9) == [9]
     assert run.shown.read(Offset(5), 1).code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+# ---- a large index, and the loop ----
+
+
+class Watch:
+    """Notes what is done on the loop with files below `data/views`."""
+
+    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.on_loop: list[str] = []
+        for verb in ("open", "exists", "remove", "sync_directory"):
+            real = getattr(run.disk, verb)
+
+            def call(path: str, *, real: Any = real, verb: str = verb, **how: Any) -> Any:
+                if path.startswith("data/views") and not run.is_in_thread:
+                    self.on_loop.append(f"{verb} {path}")
+                return real(path, **how)
+
+            monkeypatch.setattr(run.disk, verb, call)
+
+
+def large(monkeypatch: pytest.MonkeyPatch) -> tuple[Run, ViewIndex]:
+    """60 batches that match, in blocks of 4 and files of 12, none of which is in memory."""
+    make_small(monkeypatch)
+    run = Run()
+    run.open()
+    for _ in range(60):
+        run.put("x")
+        run.go()
+    index = run.shown.view_index
+    assert index is not None
+    assert len(run.files) == 5
+    index._blocks.clear()
+    return run, index
+
+
+def move_start(run: Run, offset: int) -> None:
+    """The log starts there now; nobody has looked yet."""
+    run.node.partition.delete_records(offset, 1000)
+    run.node.flush()
+    assert run.node.replica.log_start_offset == offset
+
+
+def test_no_index_is_read_or_written_on_the_loop_when_the_log_start_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, index = large(monkeypatch)
+    watch = Watch(run, monkeypatch)
+    move_start(run, 30)
+    assert run.shown.start == 0, "as far as is known"
+    result = run.shown.read(Offset(7), 1 << 20, may_wait=False)
+    assert isinstance(result.job, BlockJob), "whether it lies below the start is not known"
+    assert not result.pieces
+    listed = run.shown.list_offset(EARLIEST, may_wait=False)
+    assert isinstance(listed.job, BlockJob)
+    run.go()
+    assert (run.shown.start, index.start) == (30, 30)
+    code = run.shown.read(Offset(7), 1 << 20, may_wait=False).code
+    assert code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert run.shown.list_offset(EARLIEST, may_wait=False).offset == 30
+    assert len(run.files) == 3, "files below are gone"
+    assert watch.on_loop == []
+    assert run.offsets(30) == list(range(30, 60))
+
+
+def test_one_who_may_wait_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = large(monkeypatch)
+    move_start(run, 30)
+    assert run.shown.read(Offset(7), 1).code is ErrorCode.OFFSET_OUT_OF_RANGE
+    move_start(run, 50)
+    assert run.shown.list_offset(EARLIEST).offset == 50
+
+
+def test_readers_that_wait_are_told_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for any topic: who waits below the new start hears that it is out of range."""
+    run, _ = large(monkeypatch)
+    woken: list[bool] = []
+    waiter: Any = SimpleNamespace(woken=lambda: woken.append(True))
+    run.shown.fetches.park(waiter)
+    move_start(run, 30)
+    woken.clear()
+    run.go()
+    assert woken
+    run.shown.fetches.unpark(waiter)
+
+
+@pytest.mark.parametrize("error", [DiskFullError, DiskError])
+def test_files_stay_until_it_is_durable_where_the_view_starts(
+    monkeypatch: pytest.MonkeyPatch, error: type[DiskError]
+) -> None:
+    run, index = large(monkeypatch)
+    save_start = index.save_start
+
+    def fail() -> None:
+        raise error("the disk")
+
+    monkeypatch.setattr(ViewIndex, "save_start", lambda _index: fail())
+    move_start(run, 30)
+    run.sleep(1.0)
+    assert run.shown.start == 30, "what readers are told waits for no disk"
+    assert len(run.files) == 5
+    assert next(run.views.rows())["trouble"] == ("" if error is DiskFullError else "the disk")
+    monkeypatch.setattr(ViewIndex, "save_start", lambda _index: save_start())
+    move_start(run, 31)
+    run.sleep(5_000.0)
+    assert len(run.files) == 3
+    assert next(run.views.rows())["trouble"] == ""
+
+
+def test_what_is_damaged_below_the_log_start_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index knows nothing there any more, and the log has nothing: it begins anew."""
+    run, index = large(monkeypatch)
+    move_start(run, 30)
+    run.go()
+    index._blocks.clear()
+    (name,) = (name for name in run.files if f"{24:020d}" in name)
+    # The block of 28 to 31, of which only a part is still in the log.
+    at = index_module.BLOCKS_POSITION + index_module.BLOCK_BYTES + 20
+    run.disk.flip(f"data/views/{name}", at)
+    turns = 0
+    judge_on = run.views._judge_on
+
+    async def counted(fill: node_views.Fill, stable: Offset) -> bool:
+        nonlocal turns
+        turns += 1
+        assert turns < 1_000, "it goes round and round"
+        return await judge_on(fill, stable)
+
+    monkeypatch.setattr(run.views, "_judge_on", counted)
+    result = run.shown.read(Offset(31), 1 << 20, may_wait=False)
+    assert result.job is not None
+    result.job.run()
+    run.shown.prepared(result.job)
+    assert run.shown.examined_end == 28
+    run.put("x")
+    run.go()
+    assert run.shown.examined_end == 61
+    assert run.offsets(30) == list(range(30, 61))
+
+
+def collected(run: Run, offset: int) -> tuple[dict[str, float], int]:
+    """Lag of a group in the view, and how much of it was work for a thread."""
+    committed = {TopicPartition("v", 0): SimpleNamespace(offset=offset)}
+    groups = SimpleNamespace(names=lambda: ["g"], groups={"g": SimpleNamespace(offsets=committed)})
+    node: Any = SimpleNamespace(
+        engine=SimpleNamespace(image=SimpleNamespace(groups=groups)),
+        partitions=SimpleNamespace(registry=run.registry, views=run.views),
+        config=SimpleNamespace(metrics_groups_max=3),
+        plane=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1_007_000)),
+    )
+    scrape, works = Scrape(Ages()), 0
+    for work in GROUPS.collect(node, scrape):
+        if work is not None:
+            works += 1
+            run.is_in_thread = True
+            work()
+            run.is_in_thread = False
+    found = {metric.name: dict(scrape[metric].rows) for metric in (LAG, LAG_SECONDS)}
+    return {name: rows[("g", "v", "0")] for name, rows in found.items() if rows}, works
+
+
+def test_lag_in_a_view_reads_no_index_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, index = large(monkeypatch)
+    watch = Watch(run, monkeypatch)
+    expected = {"raftmq_group_lag_messages": 53.0, "raftmq_group_lag_seconds": 7.0}
+    assert collected(run, 7) == (expected, 2), "of the index, and of the log"
+    assert collected(run, 7) == (expected, 1)
+    assert collected(run, 60)[1] == 1, "who lags behind nothing needs no look"
+    assert watch.on_loop == []
+    index._blocks.clear()
+    run.disk.fail_when(lambda verb, path: verb == "read" and path.startswith("data/views"))
+    assert collected(run, 7)[0] == {"raftmq_group_lag_messages": 53.0}, "its age is not known"
+    run.disk.end_faults()
+    assert collected(run, 7)[0] == expected
+
+
+def test_a_large_index_does_not_hold_up_the_loop() -> None:
+    """200,000 batches that match: what the loop does when the log start moves, and for a lag."""
+    rows = 200_000
+    index = ViewIndex(SimDisk(Random(0)), "data/views/v", b"v" * 16, Offset(0))
+    for base in range(0, 2 * rows, 2):
+        index.add(Offset(base), Offset(base + 1), Judged(Kind.WHOLE, Offset(base), 1))
+    assert index.row_count == rows
+    turns: list[float] = []
+    for number in range(1, 200):
+        start = Offset(number * (2 * rows // 200) + 1)
+        began = time.thread_time()
+        for look in (index.pass_start, index.next_match):
+            try:
+                look(start, may_wait=False)
+            except AwayError as away:
+                job = away.job
+                turns.append(time.thread_time() - began)
+                job.run()  # a worker's
+                began = time.thread_time()
+                index.take_block(job)
+                look(start, may_wait=False)
+        turns.append(time.thread_time() - began)
+        assert index.start == start
+        assert index.has_below(start) is False
+    assert sum(turns) / len(turns) < 0.001, "of the processor, in one turn"
 
 
 def test_times_are_those_of_matches() -> None:

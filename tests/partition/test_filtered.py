@@ -107,6 +107,8 @@ class Viewed:
     def examine(self, *, rebuilds: bool = False) -> None:
         """Do what workers do, until all is examined that is stable."""
         view, base = self.view, self.bench.partition
+        assert view.view_index is not None, "it is loaded"
+        view.view_index.drop_before(base.replica.log_start_offset)
         view.base_moved()
         while view.examined_end < base.stable_end:
             start = view.examined_end

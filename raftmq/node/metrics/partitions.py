@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from attrs import define, frozen
@@ -25,7 +25,9 @@ from raftmq.foreign import visible
 from raftmq.metadata.image import PartitionImage
 from raftmq.node.metrics.families import OTHER, Collector, Metric, Scrape, Work
 from raftmq.partition.filtered import FilteredPartition
+from raftmq.ports import DiskError
 from raftmq.types import Offset, RaftGroupId
+from raftmq.views.index import AwayError, BlockJob
 
 if TYPE_CHECKING:
     from raftmq.node.composition import NodeCore
@@ -278,7 +280,7 @@ class _Lag:
 
 def _lags(node: NodeCore) -> Iterator[_Lag | None]:
     """Of every committed offset in a partition led here; None now and then where others lead. In a
-    view the lag is counted up to its last match, its age is that of the first match."""
+    view the lag is counted up to its last match."""
     groups = node.engine.image.groups
     views = {fill.shown.name: fill.shown for fill in node.partitions.views.fills()}
     elsewhere = 0
@@ -296,11 +298,32 @@ def _lags(node: NodeCore) -> Iterator[_Lag | None]:
             position = Offset(max(offsets[at].offset, replica.log_start_offset))
             lag = max(0, partition.readable_end - position)
             stable_lag = max(0, lag - (partition.stable_lag or 0))
-            if isinstance(partition, FilteredPartition):
-                position = partition.first_match(position)
-                partition = partition.base
             labels = label, at.topic, str(at.partition)
             yield _Lag(labels, partition, position, lag, stable_lag)
+
+
+def _first_match(found: _Lag) -> Generator[Work, None, tuple[Partition, Offset] | None]:
+    """Whose age the lag has, in its log; in a view that is the first match. None: not known."""
+    partition = found.partition
+    if not isinstance(partition, FilteredPartition):
+        return partition, found.position
+    while True:
+        try:
+            return partition.base, partition.first_match(found.position)
+        except AwayError as away:
+            job = away.job
+        failures: list[DiskError] = []
+
+        def run(job: BlockJob = job, failures: list[DiskError] = failures) -> None:
+            try:
+                job.run()
+            except DiskError as error:
+                failures.append(error)
+
+        yield run
+        if failures:
+            return None  # a read for a client from there reports it
+        partition.prepared(job)
 
 
 def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
@@ -322,8 +345,10 @@ def _collect_groups(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
             if stable_lag != lag:
                 scrape[STABLE_LAG].add(labels, stable_lag)
             if lag:
-                ages.want(found.partition, found.position)
-                behind[labels] = (found.partition.group, found.position)
+                first = yield from _first_match(found)
+                if first is not None:
+                    ages.want(*first)
+                    behind[labels] = first[0].group, first[1]
             else:
                 scrape[LAG_SECONDS].add(labels, 0)
         if number % SLICE == 0:
