@@ -1,11 +1,10 @@
-"""The public keys of whoever issues tokens: out of a file, or fetched by https.
+"""The public keys of the issuer of tokens: read from a file, or fetched by https.
 
-Fetching happens in worker threads alone, one at a time, and is bounded in time and size. Keys are
-fetched when they are old, and when a token names one that is not known, but then not again within a
-few seconds, or half a minute after a failure, whatever strangers send; and who comes while they are
-being fetched waits for a moment only, so that one worker at most hangs where the issuer does. What
-cannot be fetched or read changes nothing: the keys that are known stay, and the failure is told
-once, unless it is mended by then.
+Keys are fetched in worker threads, one at a time, within bounds of time and size. They are fetched
+when they are old, and when a token names an unknown key; but then, whatever strangers send, not
+again within a few seconds, or within half a minute after a failure. A token that comes during a
+fetch waits for a moment only, so a hanging issuer holds up one worker at most. A failed fetch
+changes nothing: the known keys stay, and the failure is told once, unless it is over by then.
 
 Redirections are not followed: an address that was checked leads nowhere else.
 """

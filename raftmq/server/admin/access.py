@@ -1,15 +1,15 @@
-"""Who may do what at the admin port: a token, and what goes without one.
+"""Access to the admin port: by a token, by a certificate, or without either.
 
-With a token (`admin_token_file`) pages that change something take it alone, others are read without
-it from this machine only. A certificate of operators (`admin_client_ca_file`) lets in where a token
-would, as far as rules let its principal alter or describe the cluster (`http.checked`). Without
-either this machine may do everything where the port is on the loopback; elsewhere the port is for
-reading, unless `insecure` says otherwise. /health is for everybody, as load balancers carry no
+Where there is a token (`admin_token_file`), pages that change something need it; other pages can be
+read without it, from this machine only. A certificate of operators (`admin_client_ca_file`) serves
+as the token does, as far as rules let its principal alter or describe the cluster (`http.checked`).
+Without either, this machine may do everything if the port is on the loopback; elsewhere the port is
+for reading, unless `insecure` says otherwise. /health is open to all, since load balancers carry no
 tokens.
 
-A page of another site, open in a browser on this machine, is somebody else: it may reach the port
-by a name of its own that it lets point here (DNS rebinding). So what comes without a token must
-name the port by a number, as localhost, or by a name of the configuration.
+A web page of another site, open in a browser on this machine, is a stranger: it may reach the port
+by a name of its own that points here (DNS rebinding). So a request without a token must name the
+port by an IP address, as localhost, or by a name of the configuration.
 
 A file holds a token in each line, so that one can be replaced: first both, then the new one.
 """

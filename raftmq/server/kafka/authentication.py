@@ -8,11 +8,11 @@ ends with that answer. A session may end in time: then the client authenticates 
 connection (KIP-368), by the same mechanism and as the same principal, or loses it at its next
 request.
 
-Work that takes milliseconds (salting a password) is done by workers, two at a time at most, so that
-strangers who guess passwords hold up nothing else that workers do.
+Work that takes milliseconds (salting a password) is done by at most two workers at a time, so that
+strangers who guess passwords hold up no other work.
 
-Nothing here tells a client, or writes down, why an exchange failed but in the log of this node, and
-there no name that is no user's.
+Why an exchange failed stands in this node's log alone; no client is told. The log names existing
+users only, since passwords are often typed where the name belongs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a caller must be allowed before a handler sees its request: one guard for each API.
+"""The rights of callers, checked before a handler sees a request: one guard for each API.
 
 A guard takes out of a request what its caller has no right to, lets the handler answer the rest,
-and puts refusals into the answer. It stands before the handler, so handlers know nothing of rights,
-and where the authorizer is off there is none and nothing costs anything.
+and puts refusals into the answer. So handlers know nothing of rights, and where the authorizer is
+off there are no guards and no cost.
 
 No answer tells a caller of what it may not Describe: lists leave it out, a name gets a code that
 does not depend on whether it exists, and the id of a topic is unknown. Fetches ask again whenever
