@@ -60,7 +60,7 @@ class Bench:
             clock=self.clock,
             random=Random(1),
             tasks=SimpleNamespace(sleep=self._sleep),
-            flusher=None,
+            flusher=SimpleNamespace(submit=_nobody),
             connect=lambda _ears: FakeLinks(),
             make_catch_up=lambda _links, rate: InlineCatchUp(rate),
             batch_openers=None,
