@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from sys import byteorder
 from typing import Final, Literal, NamedTuple
 
-from raftmq.errors import ErrorCode
+from raftmq.errors import CorruptBatchError, ErrorCode
 from raftmq.records import NO_TIMESTAMP, BatchHeader, InvalidRecordError
 
 ELEMENTS_MAX: Final = 1_000_000
@@ -160,6 +160,52 @@ def iter_brief(data: bytes, header: BatchHeader) -> Iterator[tuple[int, int, boo
         key, _ = read_code(data, position)
         yield index, header.base_timestamp + _signed(time), key != 1
         position = end
+
+
+def iter_outlines(
+    data: bytes, header: BatchHeader
+) -> Iterator[tuple[int, int, bytes | None, int, int]]:
+    """Yield (position, timestamp, key, position of the count of headers, end) of each record that a
+    walk found sound; values are passed over.
+
+    Raises:
+        CorruptBatchError: the bytes are others by now.
+    """
+    at = 0
+    try:
+        for _ in range(header.record_count):
+            position = at
+            size = data[at]
+            at += 1
+            if size >= 0x80:
+                size, at = read_code(data, position)
+            end = at + (size >> 1)
+            time = data[at + 1]  # after the attributes, of which none is used
+            at += 2
+            if time >= 0x80:
+                time, at = read_code(data, at - 1, 10)
+            while data[at] >= 0x80:
+                at += 1
+            size = data[at + 1]  # after the offset delta
+            at += 2
+            if size >= 0x80:
+                size, at = read_code(data, at - 1)
+            key = None
+            if not size & 1:
+                key = data[at : at + (size >> 1)]
+                at += size >> 1
+            size = data[at]
+            at += 1
+            if size >= 0x80:
+                size, at = read_code(data, at - 1)
+            if not size & 1:
+                at += size >> 1
+            if not at < end <= len(data):
+                raise CorruptBatchError("a record that is longer than it says")
+            yield position, header.base_timestamp + (time >> 1 ^ -(time & 1)), key, at, end
+            at = end
+    except (IndexError, InvalidRecordError) as error:
+        raise CorruptBatchError("the records end inside of one") from error
 
 
 def read_code(data: bytes, position: int, size_max: int = 5) -> tuple[int, int]:

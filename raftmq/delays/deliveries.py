@@ -35,17 +35,26 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import repeat
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from attrs import evolve, frozen
 
 from raftmq.codec import OUTPUT_MAX, decompress
-from raftmq.delays.headers import Kind, RetryPolicy, Schedule, delivered, key_digest, read_schedule
+from raftmq.delays.headers import (
+    Headers,
+    Kind,
+    RetryPolicy,
+    Schedule,
+    delivered,
+    key_digest,
+    read_brief,
+    read_schedule,
+)
 from raftmq.delays.pending import Row
 from raftmq.delays.runs import Place
 from raftmq.errors import AheadError, CorruptBatchError
+from raftmq.record_walk import iter_outlines
 from raftmq.records import (
     HEADER_SIZE,
     OWN_PRODUCER_ID_MIN,
@@ -300,7 +309,7 @@ def _attempt_to_tell(record: Record, lane: Lane) -> tuple[int, bool]:
     whether it is dead because it was given up."""
     if lane.retry is None:
         return 0, lane.is_dead
-    schedule = _schedule_of(record, lane)
+    schedule = _schedule_of(record.key, record.headers, record.timestamp, lane)
     if lane.is_dead:
         return schedule.attempt, not schedule.is_dead
     return schedule.attempt + 1, False
@@ -382,37 +391,49 @@ def rows_of(
     header = parse_header(batch)
     if _is_note(header) or header.is_control:
         return
-    for record, position in zip(read_records(batch), _positions(batch, header), strict=False):
-        if record.offset < start:
+    data = _unpacked(batch, header)
+    is_brief = lane.retry is None
+    offset = header.base_offset - 1
+    for position, time_ms, key, headers_at, end in iter_outlines(data, header):
+        offset += 1
+        if offset < start:
             continue
-        schedule = _schedule_of(record, lane)
-        due_ms = max(schedule.due_ms, committed_ms + 1)
-        key = None if record.key is None else key_digest(record.key)
-        if schedule.kind is Kind.CANCEL or schedule.is_dead == lane.is_dead:
-            yield Row(record.offset, due_ms, schedule.kind, key, position)
-        elif schedule.kind is Kind.REPLACE:
-            yield Row(record.offset, due_ms, Kind.CANCEL, key)
+        appended_ms = header.max_timestamp if header.timestamp_type else time_ms
+        due_ms = read_brief(data, headers_at, end, appended_ms) if is_brief else None
+        kind, is_dead = Kind.ADD, False
+        if due_ms is None:
+            headers = _headers_in(data, headers_at, end)
+            schedule = _schedule_of(key, headers, appended_ms, lane)
+            due_ms, kind, is_dead = schedule.due_ms, schedule.kind, schedule.is_dead
+        if due_ms <= committed_ms:
+            due_ms = committed_ms + 1
+        digest = None if key is None else key_digest(key)
+        if kind is Kind.CANCEL or is_dead == lane.is_dead:
+            position = -1 if header.codec_number else HEADER_SIZE + position
+            yield Row(offset, due_ms, kind, digest, position)
+        elif kind is Kind.REPLACE:
+            yield Row(offset, due_ms, Kind.CANCEL, digest)
 
 
-def _positions(batch: Buffer, header: BatchHeader) -> Iterator[int]:
-    """Where each record of a batch stands in it; -1 where the batch is compressed."""
-    if header.codec_number:
-        yield from repeat(-1, header.record_count)
-        return
-    position = HEADER_SIZE
-    for _ in range(header.record_count):
-        yield position
-        size, position = read_varint(batch, position)
-        position += size
+def _headers_in(data: bytes, position: int, end: int) -> Headers:
+    """The headers of a record, from their count on."""
+    count, position = read_varint(data, position)
+    return read_headers(data, position, end, count)[0]
 
 
-def _schedule_of(record: Record, lane: Lane) -> Schedule:
+def _schedule_of(key: bytes | None, headers: Headers, appended_ms: int, lane: Lane) -> Schedule:
     """The schedule of a stored record. It was checked when it was produced; should it not be read
     any more, the record is due at once rather than lost."""
     try:
-        return read_schedule(record.key, record.headers, record.timestamp, 1 << 62, lane.retry)
+        return read_schedule(key, headers, appended_ms, 1 << 62, lane.retry)
     except InvalidRecordError:
-        return Schedule(Kind.ADD, record.timestamp)
+        return Schedule(Kind.ADD, appended_ms)
+
+
+def _unpacked(batch: Buffer, header: BatchHeader) -> bytes:
+    """The records of a batch, decompressed."""
+    packed = memoryview(batch)[HEADER_SIZE : header.size]
+    return bytes(decompress(header.codec, packed, output_max=OUTPUT_MAX))
 
 
 def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:
@@ -422,8 +443,7 @@ def record_at(batch: Buffer, offset: int) -> tuple[Record, int]:
         CorruptBatchError: it is not there.
     """
     header = parse_header(batch)
-    packed = memoryview(batch)[HEADER_SIZE : header.size]
-    data = bytes(decompress(header.codec, packed, output_max=OUTPUT_MAX))
+    data = _unpacked(batch, header)
     position = 0
     for _ in range(offset - header.base_offset):
         size, position = read_varint(data, position)

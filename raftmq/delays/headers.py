@@ -48,6 +48,10 @@ ADDED_BYTES_MAX: Final = 512
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
+_ONE_NUMBER: Final = re.compile(
+    rb"\x02(?:\x14(deliver-at)|\x1adeliver-after)[\x02-\x1e]([0-9]{1,15})"
+)
+"""Stored headers (their count and lengths in zigzag) that are one number of milliseconds."""
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _ATTEMPT: Final = re.compile(r"[1-9][0-9]{0,5}")
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
@@ -105,6 +109,19 @@ class Schedule:
     due_ms: int
     attempt: int = 0
     is_dead: bool = False
+
+
+def read_brief(data: bytes, position: int, end: int, appended_ms: int) -> int | None:
+    """When a stored record is due whose headers are `data` from `position` to `end`, and say no
+    more than a number of milliseconds; None where `read_schedule` has to look at them. Most records
+    have such headers, or none."""
+    if end == position + 1:
+        return appended_ms
+    found = _ONE_NUMBER.fullmatch(data, position, end)
+    if found is None:
+        return None
+    is_at, number = found.groups()
+    return max(appended_ms, int(number)) if is_at else appended_ms + int(number)
 
 
 def read_schedule(

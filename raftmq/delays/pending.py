@@ -151,7 +151,7 @@ class Pending:
             assert row.key is not None, "what cancels has a key"
             self._cancel(row.key)
         if row.kind is not Kind.CANCEL:
-            self._add(Entry(row.due_ms, row.offset, row.position, row.key))
+            self._add(row)
 
     def allow(self, entries_max: int) -> None:
         """From now on so many entries may be held; what is due last goes where there are more."""
@@ -191,25 +191,26 @@ class Pending:
             self._far_count -= sum(run.drop_up_to(cursor) for run in self._runs)
             self._tidy()
 
-    def _add(self, entry: Entry) -> None:
-        place = entry.place
+    def _add(self, row: Row) -> None:
+        place = row.due_ms, row.offset
         if place <= self.cursor:
             return
         if self._end is not None and place >= self._end:
-            self._leave(1, entry.offset)
+            self._leave(1, row.offset)
             return
+        entry = Entry(row.due_ms, row.offset, row.position, row.key)
         if self._near_end is None or place < self._near_end:
             self._near.add(entry)
-            heappush(self._order, place)
+            heappush(self._order, entry.place)
             if len(self._near) > self._near_max:
                 self._push_back()
         else:
             self._young.add(entry)
             self._far_count += 1
-            if len(self._young) >= self._near_max:
+            if len(self._young.held) >= self._near_max:
                 self._seal()
                 self._merge()
-        if len(self) > self._entries_max:
+        if self._far_count + len(self._near.held) > self._entries_max:
             self._cut()
 
     def _leave(self, count: int, first_offset: int) -> None:

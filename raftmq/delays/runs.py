@@ -12,11 +12,19 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from itertools import repeat
+from struct import Struct
+from sys import byteorder
+from typing import Any, Final, NamedTuple, TypeAlias
 
 DIGEST_BYTES: Final = 16
 _NO_KEY: Final = bytes(DIGEST_BYTES)
+_DIGEST: Final = Struct(f"{DIGEST_BYTES}s")
+_HASH_BYTES: Final = 8
 _GONE: Final = -2
+
+Fields: TypeAlias = tuple[int, int, int, bytes | None]
+"""Those of an `Entry`."""
 
 
 class Place(NamedTuple):
@@ -53,22 +61,23 @@ class Run:
         "live",
     )
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Fields]) -> None:
         """`entries` are sorted, 65,536 at most."""
-        self._due = array("q", [entry.due_ms for entry in entries])
-        self._offsets = array("q", [entry.offset for entry in entries])
-        self._positions = array("i", [entry.position for entry in entries])
+        columns: Iterable[tuple[Any, ...]] = zip(*entries, strict=True) if entries else ((),) * 4
+        due, offsets, positions, keys = columns
+        self._due: array[int] = array("q", due)
+        self._offsets: array[int] = array("q", offsets)
+        self._positions: array[int] = array("i", positions)
         self._next = 0
         self._first = -1
         self.live = len(entries)
+        self._digests = b"".join([key or _NO_KEY for key in keys]) if any(keys) else b""
+        hashes = array("Q", self._digests)[:: DIGEST_BYTES // _HASH_BYTES]
         keyed = sorted(
-            (_hash(entry.key), index)
-            for index, entry in enumerate(entries)
-            if entry.key is not None
+            [pair for pair in zip(hashes, range(len(keys)), strict=False) if keys[pair[1]]]
         )
         self._hashes = array("Q", [one for one, _ in keyed])
         self._by_hash = array("H", [index for _, index in keyed])
-        self._digests = b"".join([entry.key or _NO_KEY for entry in entries]) if keyed else b""
         assert not keyed or len(self._digests) == len(entries) * DIGEST_BYTES, "keys are digests"
 
     @property
@@ -97,9 +106,15 @@ class Run:
         self.live -= 1
         return self._entry(index)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> list[Fields]:
         """All of them, in order."""
-        return map(self._entry, self._indexes())
+        start = self._next
+        keys: Iterable[bytes | None] = repeat(None)
+        if self._digests:
+            digests = memoryview(self._digests)[start * DIGEST_BYTES :]
+            keys = [None if key == _NO_KEY else key for (key,) in _DIGEST.iter_unpack(digests)]
+        columns = self._due[start:], self._offsets[start:], self._positions[start:]
+        return [row for row in zip(*columns, keys, strict=False) if row[2] != _GONE]
 
     def places(self, step: int) -> Iterator[Place]:
         """Some of them: those among every so many."""
@@ -168,8 +183,8 @@ class Run:
 
 def merged(runs: Iterable[Run]) -> Run:
     """One run of the entries of several."""
-    return Run(sorted(entry for run in runs for entry in run.entries()))
+    return Run(sorted([entry for run in runs for entry in run.entries()]))
 
 
 def _hash(key: bytes) -> int:
-    return int.from_bytes(key[:8], "little")
+    return int.from_bytes(key[:_HASH_BYTES], byteorder)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from uuid import UUID
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftmq.codec import Codec
@@ -33,13 +34,25 @@ from raftmq.delays.deliveries import (
     record_in,
     rows_of,
 )
-from raftmq.delays.headers import ATTEMPT, CREATED, GIVEN_UP, SOURCE, Kind, RetryPolicy, key_digest
+from raftmq.delays.headers import (
+    ATTEMPT,
+    CREATED,
+    GIVEN_UP,
+    SOURCE,
+    Kind,
+    RetryPolicy,
+    Schedule,
+    key_digest,
+    read_schedule,
+)
 from raftmq.delays.pending import Row
 from raftmq.delays.runs import Place
 from raftmq.errors import CorruptBatchError
 from raftmq.records import (
+    HEADER_SIZE,
     LOG_APPEND_TIME,
     SEQUENCE_MODULUS,
+    InvalidRecordError,
     Marker,
     NewRecord,
     build_batch,
@@ -190,6 +203,108 @@ def test_rows_and_single_records_of_a_stored_batch(codec: Codec) -> None:
             record_at(batch, offset)
 
 
+POLICY = RetryPolicy(attempts=3, min_ms=1_000, max_ms=9_000, factor_percent=200)
+TRIED, DEAD = Lane(POLICY, has_dead=True), Lane(POLICY, is_dead=True, has_dead=True)
+UNTRIED, GIVEN = Lane(has_dead=True), Lane(is_dead=True, has_dead=True)
+
+
+def rows_by_the_general_way(
+    batch: bytearray, start: int, lane: Lane, committed_ms: int
+) -> list[Row]:
+    """What a batch asks for, by whole records."""
+    rows = []
+    for record in read_records(batch):
+        if record.offset < start:
+            continue
+        try:
+            schedule = read_schedule(
+                record.key, record.headers, record.timestamp, 1 << 62, lane.retry
+            )
+        except InvalidRecordError:
+            schedule = Schedule(Kind.ADD, record.timestamp)
+        due_ms = max(schedule.due_ms, committed_ms + 1)
+        key = None if record.key is None else key_digest(record.key)
+        if schedule.kind is Kind.CANCEL or schedule.is_dead == lane.is_dead:
+            rows.append(Row(record.offset, due_ms, schedule.kind, key))
+        elif schedule.kind is Kind.REPLACE:
+            rows.append(Row(record.offset, due_ms, Kind.CANCEL, key))
+    return rows
+
+
+NUMBERS = st.integers(0, 10**16).map(str) | st.integers(STAMP - 9, STAMP + 9).map(str)
+HEADERS = (
+    st.tuples(st.sampled_from(["deliver-at", "deliver-after"]), NUMBERS.map(str.encode))
+    | st.sampled_from(
+        [
+            ("deliver-at", b"never"),
+            ("deliver-at", b" 1700000000500 "),
+            ("deliver-at", b"2030-01-31T08:00:00Z"),
+            ("deliver-after", b"5s"),
+            ("deliver-after", None),
+            ("deliver-mode", b"replace"),
+            (ATTEMPT, b"2"),
+            (ATTEMPT, b"3"),
+        ]
+    )
+    | st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3))
+)
+RECORDS = st.builds(
+    NewRecord,
+    st.none() | st.binary(max_size=3) | st.just(b"k" * 70),
+    st.none() | st.sampled_from([b"", b"v", b"v" * 70, b"v" * 9_000]),
+    st.sampled_from([STAMP, STAMP - 1, STAMP + 900, STAMP + 100_000, -1]),
+    st.lists(HEADERS, max_size=3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    records=st.lists(RECORDS, min_size=1, max_size=6) | st.lists(RECORDS, min_size=70, max_size=80),
+    codec=st.sampled_from([Codec.NONE, Codec.NONE, Codec.GZIP]),
+    is_stamped=st.booleans(),
+    lane=st.sampled_from([ORDINARY, TRIED, DEAD, UNTRIED, GIVEN]),
+    skipped=st.integers(0, 4),
+    committed_ms=st.sampled_from([-1, STAMP, STAMP + 50_000]),
+)
+def test_the_short_way_to_read_a_batch_finds_what_the_general_one_does(
+    records: list[NewRecord],
+    codec: Codec,
+    is_stamped: bool,
+    lane: Lane,
+    skipped: int,
+    committed_ms: int,
+) -> None:
+    batch = build_batch(records, codec=codec)
+    stamp(batch, 10, 1)
+    if is_stamped:
+        set_log_append_time(batch, STAMP)
+    expected = rows_by_the_general_way(batch, 10 + skipped, lane, committed_ms)
+    found = list(rows_of(batch, 10 + skipped, lane, committed_ms))
+    assert placeless(found) == expected
+    for row in found:
+        if row.position >= 0:
+            piece = bytes(batch)[row.position :]
+            record, _ = record_in(check_batch(batch), piece, 0, row.offset)
+            assert record[:5] == record_at(batch, row.offset)[0][:5]
+        else:
+            assert codec is not Codec.NONE or row.kind is Kind.CANCEL
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(RECORDS, min_size=1, max_size=4), st.data())
+def test_bytes_that_are_no_records_any_more_are_refused(
+    records: list[NewRecord], data: st.DataObject
+) -> None:
+    """Nothing else is raised, since that would end the node."""
+    batch = build_batch(records)
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(HEADER_SIZE, len(batch) - 1))
+        batch[position] = data.draw(st.integers(0, 255))
+    with suppress(CorruptBatchError):
+        rows = list(rows_of(batch, 0, data.draw(st.sampled_from([ORDINARY, TRIED]))))
+        assert len(rows) <= len(records)
+
+
 def test_the_batch_that_leaves() -> None:
     records = [
         NewRecord(b"a", b"1", STAMP - 900, [("deliver-after", b"5s"), ("t", b"z")]),
@@ -214,11 +329,6 @@ def test_the_batch_that_leaves() -> None:
     )
     again = delivered_batch(delivery, found, SOURCE_GROUP, "orders.later")
     assert again == batch, "it is sent again as it was"
-
-
-POLICY = RetryPolicy(attempts=3, min_ms=1_000, max_ms=9_000, factor_percent=200)
-TRIED, DEAD = Lane(POLICY, has_dead=True), Lane(POLICY, is_dead=True, has_dead=True)
-UNTRIED, GIVEN = Lane(has_dead=True), Lane(is_dead=True, has_dead=True)
 
 
 def test_each_record_of_a_retry_topic_is_in_one_lane_and_cancels_in_both() -> None:
