@@ -93,12 +93,14 @@ class LaneItem(WorkItem):
     Attributes:
         reading: None: there is none yet.
         ahead: another pass, begun while less is held than was let go of, to go on without a pause.
+        has_caught_up: the reading has been at the log's end.
     """
 
     partition: Partition
     lane: Lane = ORDINARY
     reading: Reading | None = field(default=None, kw_only=True)
     ahead: Reading | None = field(default=None, kw_only=True)
+    has_caught_up: bool = field(default=False, kw_only=True)
 
     @property
     def key(self) -> LaneKey:
@@ -226,15 +228,22 @@ class Followed(LaneItem):
 
     is_at_work: bool = field(default=False, init=False)
     pause_ms: float = field(default=FOLLOW_MS, init=False)
-    has_caught_up: bool = field(default=False, init=False)
 
 
 class Followers:
     """The readings of all lanes that have a replica here, but for those that lead."""
 
-    def __init__(self, tasks: Tasks, deadlines: Deadlines, reader: LogReader) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        deadlines: Deadlines,
+        reader: LogReader,
+        must_wait: Callable[[], bool],
+    ) -> None:
+        """`must_wait`: lanes that this node leads are to be read first."""
         self._tasks = tasks
         self._reader = reader
+        self._must_wait = must_wait
         self._items: dict[LaneKey, Followed] = {}
         self._queue: WorkQueue[Followed] = WorkQueue(tasks, deadlines)
 
@@ -319,6 +328,8 @@ class Followers:
             return None
         if item.partition.is_leader:
             return FOLLOW_MS_MAX
+        if self._must_wait():
+            return FOLLOW_MS
         item.is_at_work = True
         try:
             pause_ms = await self._follow(item)

@@ -159,7 +159,7 @@ class Delays:
         self._led: dict[LaneKey, Led] = {}
         self._queue: WorkQueue[Led] = WorkQueue(tasks, deadlines)
         self._reader = LogReader(tasks, self._room_of)
-        self.followers = Followers(tasks, deadlines, self._reader)
+        self.followers = Followers(tasks, deadlines, self._reader, lambda: self.is_reading)
         self.note_again_offsets = NOTE_AGAIN_OFFSETS
         self.entries_max: int | None = None
         self._node_entries = memory_bytes_max // ENTRY_BYTES
@@ -214,6 +214,15 @@ class Delays:
     def held_count(self) -> int:
         """Entries in memory, of what this node leads and follows."""
         return sum(led.held_count for led in self._led.values()) + self.followers.held_count
+
+    @property
+    def is_reading(self) -> bool:
+        """True while a lane that is led here is not read to the end of its log yet, for no other
+        reason than its length."""
+        return any(
+            not (led.has_caught_up or led.reading is None or led.trouble) and led.is_current
+            for led in self._led.values()
+        )
 
     @property
     def blocked_count(self) -> int:
@@ -318,8 +327,9 @@ class Delays:
             # Clocks come with the replies to heartbeats, and a quiescent group has none.
             self._touch(led.partition.group)
             self._agreed.seek()
+        # Before the log is read: what was acknowledged by then counts.
         now_ms = self._now_ms()
-        if now_ms is None or not led.partition.knows_producers:
+        if not led.partition.knows_producers:
             return RETRY_MS
         if led.reading is None:
             return await self._find_note(led)
@@ -329,12 +339,16 @@ class Delays:
             self._read_anew(led, led.reading.pending.cursor)
             return 0
         self._reader.allow(led, led.reading)
-        if not await self._reader.read_on(led, led.reading):
+        has_read_all = await self._reader.read_on(led, led.reading)
+        led.has_caught_up = True
+        if not has_read_all:
             return RETRY_MS / 4
         await self._reader.read_ahead(led, led.reading)
         if led.reading.pending.is_exhausted:
             self._read_anew(led, led.reading.pending.cursor)
             return 0
+        if now_ms is None:
+            return RETRY_MS / 4  # it comes with the first answers of other replicas
         return await self._deliver(led, now_ms)
 
     async def _find_note(self, led: Led) -> float:
@@ -361,6 +375,7 @@ class Delays:
 
     def _read_anew(self, led: Led, cursor: Place) -> None:
         led.reading, led.ahead = self._reader.begin(led, cursor), None
+        led.has_caught_up = False
 
     def _room_of(self, item: LaneItem) -> int:
         """How many entries a lane may hold: what others leave of the node's, its share at least."""

@@ -12,6 +12,7 @@ import pytest
 
 from raftmq.delays.deliveries import ORDINARY, Lane
 from raftmq.delays.headers import GIVEN_UP
+from raftmq.delays.pending import FIRST
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS
 from raftmq.node.delay_readings import ENTRIES_MIN
@@ -504,6 +505,61 @@ def test_a_follower_is_reading_until_it_was_at_the_end_once(
     assert not standby.is_reading(), "of what comes it is a moment behind"
     standby.delays.followers.closed(world.partition)
     assert not standby.is_reading()
+
+
+def test_lanes_that_are_followed_are_read_after_those_that_are_led() -> None:
+    followed, world = World(), World()
+    for one in (followed, world):
+        one.write(["a", "b"], ("deliver-after", b"1000"))
+    standby = Standby(followed)
+    standby.delays._led[world.led().key] = led = world.led()
+    assert not standby.delays.is_reading, "it has still to find its last note"
+    world.run(steps=1)
+    assert standby.delays.is_reading
+    standby.follow()
+    (item,) = standby.delays.followers._items.values()
+    assert item.reading is None
+    led.failed("the log cannot be read")
+    assert not standby.delays.is_reading, "that may last"
+    led.succeeded()
+    world.run()
+    assert not standby.delays.is_reading, "of what comes it is a moment behind"
+    world.delays._read_anew(led, led.reading.pending.cursor if led.reading else FIRST)
+    assert standby.delays.is_reading
+    world.run()
+    standby.follow()
+    assert item.reading is not None
+    assert item.reading.pending.count == 2
+
+
+def test_a_leader_that_knows_no_time_yet_reads_the_log_and_delivers_nothing() -> None:
+    world = World()
+    world.write(["a"])
+    world.now_ms += 10
+    now_ms: int | None = None
+    world.delays._now_ms = lambda: now_ms
+    world.run()
+    led = world.led()
+    assert led.reading is not None
+    assert led.reading.pending.count == 1
+    assert world.values() == []
+    now_ms = world.now_ms
+    world.run()
+    assert world.values() == ["a"]
+
+
+def test_what_is_noted_is_sent_by_a_leader_that_knows_no_time() -> None:
+    world = World()
+    world.is_answering = False
+    world.write(["a"])
+    world.now_ms += 10
+    world.run()
+    assert world.values() == []
+    world.lead()
+    world.delays._now_ms = lambda: None
+    world.is_answering = True
+    world.run()
+    assert world.values() == ["a"]
 
 
 def test_a_leader_that_lost_its_leadership_knows_what_is_pending() -> None:
