@@ -12,6 +12,7 @@ that a restart would not enter the same term again.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 from struct import Struct
@@ -34,6 +35,10 @@ from raftmq.raft.progress import Progress, ProgressState
 from raftmq.raft.replica_state import ReplicaState
 from raftmq.types import RaftIndex, ReplicaId
 
+ASKED_APART_MS: Final = 200.0
+"""So closely is it known when a heartbeat left that is answered."""
+ASKED_MAX: Final = 32
+"""And of how many times: answers to earlier heartbeats tell no clock."""
 _ELECTION_PAYLOAD: Final = Struct(">BiQ")  # version, node id, storage id of the leader
 _entry_start = attrgetter("start")
 
@@ -56,6 +61,8 @@ class Leadership:
     """One replica's time as a leader, from its election entry on."""
 
     __slots__ = (
+        "_asked",
+        "_began_ms",
         "_chunks",
         "_core",
         "_counts_self",
@@ -86,6 +93,9 @@ class Leadership:
         self._heartbeat_at = core.now + core.config.heartbeat_ticks
         self._first_round = self._round = core.next_round()
         self._round_is_unsent = False
+        # (round, time): it began then or later, and so did those after it.
+        self._began_ms = core.monotonic_ms
+        self._asked = deque([(self._round, self._began_ms)], maxlen=ASKED_MAX)
         self.transferee: ReplicaId | None = None
         self._transfer_deadline = 0
         self._transfer_is_sent = False
@@ -134,6 +144,9 @@ class Leadership:
         if not self._round_is_unsent:
             self._round = self._core.next_round()
             self._round_is_unsent = True
+            now_ms = self._core.monotonic_ms
+            if now_ms - self._asked[-1][1] >= ASKED_APART_MS:
+                self._asked.append((self._round, now_ms))
 
     # Sending.
 
@@ -347,6 +360,9 @@ class Leadership:
         progress.last_heard_tick = core.now
         if reply.clock_ms:
             progress.clock_ms = reply.clock_ms
+            if progress.told_clock is None:
+                # All that is known of its age is that it was asked for in this term.
+                progress.told_clock = reply.clock_ms, self._began_ms
         if not reply.accepted:
             next_end = core.epochs.next_end_after(reply.hint_end, reply.hint_term)
             progress.refused(reply.refused_prev_end, next_end, core.log_start, core.now)
@@ -370,10 +386,18 @@ class Leadership:
         progress.last_heard_tick = core.now
         if reply.clock_ms:
             progress.clock_ms = reply.clock_ms
+            self._take_clock(progress, reply)
         if reply.round > progress.acked_round:
             progress.acked_round = reply.round
         patience_ticks = core.config.election_ticks // 2
         progress.heard_matched_end(reply.matched_end, core.now, patience_ticks)
+
+    def _take_clock(self, progress: Progress, reply: HeartbeatReply) -> None:
+        for round_, asked_ms in reversed(self._asked):
+            if round_ <= reply.round:
+                if progress.told_clock is None or asked_ms >= progress.told_clock[1]:
+                    progress.told_clock = reply.clock_ms, asked_ms
+                return
 
     def takes_quietly(self, reply: HeartbeatReply) -> bool:
         """Note a reply of a follower that was sent all there is; False when something is due."""

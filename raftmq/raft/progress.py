@@ -61,6 +61,7 @@ class Progress:
         "next_end",
         "replica",
         "state",
+        "told_clock",
         "told_commit_end",
     )
 
@@ -90,6 +91,8 @@ class Progress:
         self.acked_round = 0
         self.told_commit_end = RaftIndex(0)  # how far the messages sent so far let it commit
         self.clock_ms = 0
+        # A clock that it showed, and when it was asked for it: not before that did it show it.
+        self.told_clock: tuple[int, float] | None = None
         self.heard_end = RaftIndex(0)  # had arrived there, flushed or not, by its last reply
         self.inflight_bytes = 0
         self._inflight: deque[tuple[RaftIndex, int]] = deque()  # (end, bytes), oldest first

@@ -124,8 +124,10 @@ class ReplicaState(ABC):
             configuration, epochs.log_start, configuration_history
         )
         self.now = 0  # ticks since the start
-        self.resumed_tick = -1  # when ticks went on after they had stood still
-        self.clock_ms = 0  # wall clock for replies, set by the engine; decides nothing here
+        # Set by the engine, and decide nothing here: the wall clock at the last message, for the
+        # reply to it, and the monotonic clock at the last tick.
+        self.clock_ms = 0
+        self.monotonic_ms = 0.0
 
         self.term = hard_state.term
         self.vote = hard_state.vote

@@ -27,13 +27,18 @@ from raftmq.types import NodeId, ReplicaId
 
 HEAR_EVERY_MS: Final = 1_000.0
 HEAR_SOON_MS: Final = 100.0
-"""While nothing is known, or more is wanted."""
-AFTER_PAUSE_MS: Final = 10_000.0
-"""A process that stood still hears no clocks until it has ticked for so long: what it finds in its
-sockets is old."""
+"""While more is wanted."""
+HEAR_FIRST_MS: Final = 10.0
+"""While no time is known by which records could be delivered."""
+HEARD_WITHIN_MS: Final = 60_000.0
+"""So long does a hearing count for what was reached: monotonic clocks drift by some ten
+milliseconds, and clocks that are set right are followed."""
+HEAR_AGAIN_MS: Final = 30_000.0
+"""After so long a hearing is wanted, before the last one does not count any more."""
 REMEMBERED: Final = 8
 """Hearings, a second apart."""
 AGREED_WITHIN_MS: Final = 10_000
+"""Clocks that may differ by more agree on nothing, be it by their age."""
 RIGHT_WITHIN_MS: Final = 1_000
 _GROUPS_HEARD: Final = 64
 """So many groups that this node leads have the clocks of most other nodes."""
@@ -88,30 +93,31 @@ class TimeBounds:
     def __init__(self) -> None:
         self._ceiling: float | None = None
         self._earliest = self._latest = 0.0
-        self._reached: deque[float] = deque(maxlen=REMEMBERED)
+        self._reached: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        """Hearings: when, and how far ahead of monotonic time."""
         self._near = 0.0
 
-    def hear(
-        self, clocks_ms: Collection[int], voters: int, monotonic_ms: float, took_ms: float = 0.0
-    ) -> None:
+    def hear(self, clocks: Collection[tuple[int, float]], voters: int, monotonic_ms: float) -> None:
         """Move the bounds by clocks of different nodes; too few of them change nothing.
 
         Args:
+            clocks: what each showed, and a time before which it did not.
             monotonic_ms: when all of them had been read.
-            took_ms: so long before the first of them was.
         """
-        ahead = sorted(clock_ms - monotonic_ms for clock_ms in clocks_ms)
-        few = max(min(voters, 3), len(ahead)) // 2
-        if len(ahead) > few:
-            self._reached.append(ahead[-1 - few])
-            self._near = ahead[few]
-        wrong_max = max(voters - 1, len(ahead) - 1) // 2
-        if len(ahead) <= wrong_max:
+        # A clock that was slow to come is further behind at least, and no further ahead at most.
+        least = sorted(clock_ms - monotonic_ms for clock_ms, _ in clocks)
+        most = sorted(clock_ms - since_ms for clock_ms, since_ms in clocks)
+        few = max(min(voters, 3), len(clocks)) // 2
+        if len(clocks) > few:
+            self._reached.append((monotonic_ms, least[-1 - few]))
+            self._near = most[few]
+        wrong_max = max(voters - 1, len(clocks) - 1) // 2
+        if len(clocks) <= wrong_max:
             return
-        self._latest = ahead[wrong_max] + took_ms
+        self._latest = most[wrong_max]
         if self._ceiling is None:
             self._ceiling = self._latest
-        self._earliest = min(ahead[-1 - wrong_max], self._ceiling)
+        self._earliest = min(least[-1 - wrong_max], self._ceiling)
 
     def earliest_ms(self, monotonic_ms: float) -> int | None:
         """The earliest time: no right clock shows less; None: unknown."""
@@ -126,13 +132,24 @@ class TimeBounds:
         some right clock showed it within the last hearings. (Of five voters two may be wrong; who
         hears three of them could go by the slowest only.) Clocks that were heard are as old as the
         message they came by, so the greatest of those is nearest; and it follows clocks that are
-        set right, where the earliest time keeps its ceiling."""
-        return int(monotonic_ms + max(self._reached)) if self._reached else None
+        set right, where the earliest time keeps its ceiling. Hearings that are long ago do not
+        count: what they told may have been set right since, and monotonic time drifts."""
+        known = self._known(monotonic_ms)
+        return None if known is None else int(monotonic_ms + known)
 
-    @property
-    def doubt_ms(self) -> float:
-        """So far may `reached_ms` be behind, as the clocks tell that were heard last."""
-        return self._near - max(self._reached, default=self._near)
+    def doubt_ms(self, monotonic_ms: float) -> float:
+        """So far may `reached_ms` be behind, as the clocks tell that were heard last; 0 where it
+        is unknown."""
+        known = self._known(monotonic_ms)
+        return 0.0 if known is None else self._near - known
+
+    def heard_ago_ms(self, monotonic_ms: float) -> float | None:
+        """How long ago the last hearing was; None: there was none."""
+        return monotonic_ms - self._reached[-1][0] if self._reached else None
+
+    def _known(self, monotonic_ms: float) -> float | None:
+        since_ms = monotonic_ms - HEARD_WITHIN_MS
+        return max((ahead for at_ms, ahead in self._reached if at_ms >= since_ms), default=None)
 
 
 class AgreedTime:
@@ -159,15 +176,12 @@ class AgreedTime:
         self._leaders = leaders
         self._voters = voters
         self._bounds = TimeBounds()
-        self._asked_ms = clock.monotonic_ms()
         self._next_ms = 0.0
 
     def tick(self) -> None:
         """Let time pass; call it at each tick. Until anything is known, the metadata group is kept
         awake where it is led: a quiescent leader hears no clocks, and nothing else may wake it."""
-        now_ms = self._heard()
-        is_deaf = self._next_ms - now_ms > HEAR_SOON_MS  # after a pause
-        if not is_deaf and self._bounds.latest_ms(now_ms) is None:
+        if self._bounds.latest_ms(self._heard()) is None:
             self._wake()
 
     def earliest_ms(self) -> int | None:
@@ -184,49 +198,58 @@ class AgreedTime:
 
     def seek(self) -> None:
         """Hear clocks soon: a group that this node leads was touched for it."""
-        now_ms = self._heard()
-        if self._next_ms - now_ms <= HEAR_EVERY_MS:
-            self._next_ms = min(self._next_ms, now_ms + HEAR_SOON_MS)
+        self._next_ms = min(self._next_ms, self._heard() + HEAR_SOON_MS)
 
     @property
     def is_sure(self) -> bool:
         """True while the clocks that were heard agree, or so many were heard that it is known
-        which are wrong."""
-        return self.reached_ms() is not None and self._bounds.doubt_ms <= RIGHT_WITHIN_MS
+        which are wrong; and that was not long ago."""
+        now_ms = self._heard()
+        ago_ms = self._bounds.heard_ago_ms(now_ms)
+        is_new = ago_ms is not None and ago_ms <= HEAR_AGAIN_MS
+        return is_new and self._bounds.doubt_ms(now_ms) <= RIGHT_WITHIN_MS
 
     def stamp_ms(self) -> int | None:
         """What a leader stamps a delayed record with that is appended now: the agreed time, which
         is behind by a heartbeat or so, or its own clock where that is about the same. None:
         unknown, also while so few clocks are heard that one may be wrong, and nobody knows
         which."""
-        reached = self.reached_ms()
-        if reached is None or self._bounds.doubt_ms > AGREED_WITHIN_MS:
+        now_ms = self._heard()
+        reached = self._bounds.reached_ms(now_ms)
+        if reached is None or self._bounds.doubt_ms(now_ms) > AGREED_WITHIN_MS:
             return None
         wall_ms = self._clock.wall_ms()
         return max(reached, wall_ms) if abs(wall_ms - reached) <= RIGHT_WITHIN_MS else reached
 
     def _heard(self) -> float:
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._asked_ms > HEAR_EVERY_MS:
-            self._next_ms = now_ms + AFTER_PAUSE_MS
-        self._asked_ms = now_ms
         voters = self._voters()
         if now_ms >= self._next_ms and voters:
-            clocks = self._clocks()
+            clocks = self._clocks(now_ms)
             # A thread may be held up between two readings: what was read before the monotonic
             # clock is not ahead of time for it, and nothing is delivered early.
-            read_ms = self._clock.monotonic_ms()
-            self._bounds.hear(clocks.values(), voters, read_ms, read_ms - now_ms)
-            is_known = self._bounds.latest_ms(now_ms) is not None
-            self._next_ms = now_ms + (HEAR_EVERY_MS if is_known else HEAR_SOON_MS)
+            self._bounds.hear(clocks.values(), voters, self._clock.monotonic_ms())
+            self._next_ms = now_ms + self._pause_ms(now_ms)
         return now_ms
 
-    def _clocks(self) -> dict[NodeId, int]:
-        clocks: dict[NodeId, int] = {}
+    def _pause_ms(self, now_ms: float) -> float:
+        if self._bounds.reached_ms(now_ms) is None:
+            return HEAR_FIRST_MS
+        return HEAR_SOON_MS if self._bounds.latest_ms(now_ms) is None else HEAR_EVERY_MS
+
+    def _clocks(self, now_ms: float) -> dict[NodeId, tuple[int, float]]:
+        """Of each node the newest clock, and when it was asked for.
+
+        How old a clock is tells the heartbeat that it answers, whatever stood still meanwhile:
+        what a process finds in its sockets after a pause is as old as the pause, and what a group
+        had heard before it was quiescent as old as that.
+        """
+        clocks: dict[NodeId, tuple[int, float]] = {}
         for core in islice(self._leaders(), _GROUPS_HEARD):
-            for peer, clock_ms in heard_clocks(core):
-                if core.progress[peer].last_heard_tick <= core.resumed_tick:
-                    continue  # it told that before the group was quiescent, perhaps for hours
-                clocks[peer.node_id] = max(clock_ms, clocks.get(peer.node_id, clock_ms))
-        clocks[self._node_id] = self._clock.wall_ms()
+            for peer in core.configuration.voters:
+                told = core.progress[peer].told_clock if peer in core.progress else None
+                if told is None or now_ms - told[1] > AGREED_WITHIN_MS:
+                    continue
+                clocks[peer.node_id] = max(told, clocks.get(peer.node_id, told))
+        clocks[self._node_id] = self._clock.wall_ms(), now_ms
         return clocks

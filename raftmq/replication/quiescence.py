@@ -151,7 +151,6 @@ class Quiescence:
         """
         self.is_quiescent = False
         self._idle_ticks = 0
-        core.resumed_tick = core.now
         absent, self.absent = self.absent, ()
         return [m for m in core.progress if m.node_id != silent and m not in absent]
 

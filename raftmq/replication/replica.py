@@ -327,6 +327,7 @@ class Replica:
             return
         if self._prewritten_end:
             self.drain()  # what was appended belongs to the term before this message
+        self.core.clock_ms = self._clock.wall_ms()
         match message:
             case AppendRequest():
                 if self._may_take(message):
@@ -362,7 +363,7 @@ class Replica:
         """One tick of abstract time passed; True when a `drain` is due."""
         if self.failure is not None:
             return False
-        self.core.clock_ms = self._clock.wall_ms()
+        self.core.monotonic_ms = self._clock.monotonic_ms()
         self.core.tick()
         self._ticks += 1
         if self._ticks % self.config.election_ticks:
@@ -406,6 +407,7 @@ class Replica:
         if self.failure is not None or self._prewritten_end or self._barriers.waiting:
             return False
         if isinstance(message, Heartbeat):
+            self.core.clock_ms = self._clock.wall_ms()
             return self.core.answer(message) or False
         if not self.core.takes_quietly(message):
             return False

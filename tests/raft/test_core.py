@@ -8,7 +8,8 @@ import pytest
 
 from raftmq.errors import RemoteProtocolError
 from raftmq.raft.core import RaftCore
-from raftmq.raft.leader import election_payload, may_commit
+from raftmq.raft.follower import heartbeat_reply
+from raftmq.raft.leader import ASKED_APART_MS, ASKED_MAX, election_payload, may_commit
 from raftmq.raft.messages import (
     AppendReply,
     AppendRequest,
@@ -263,6 +264,53 @@ def test_clocks_are_passed_on() -> None:
     network.tick(1, count=2)
     network.settle()
     assert core.progress[replica(3)].clock_ms == 99
+
+
+def beat_at(network: Network, core: RaftCore, now_ms: float) -> None:
+    """The leader sends heartbeats at that time."""
+    core.monotonic_ms = now_ms
+    network.tick(1, count=core.config.heartbeat_ticks)
+
+
+def test_how_old_a_clock_is_tells_the_heartbeat_that_it_answers() -> None:
+    network, core = elected()
+    told = core.progress[replica(2)]
+    network.core(2).clock_ms = 10
+    for now_ms in (1_000.0, 1_000.0 + ASKED_APART_MS - 1, 9_000.0):
+        beat_at(network, core, now_ms)
+    oldest, between, newest = (
+        each for each in network.flight if isinstance(each, Heartbeat) and each.to == replica(2)
+    )
+    for heartbeat, clock_ms, known in (
+        (between, 20, (20, 1_000.0)),
+        (newest, 30, (30, 9_000.0)),
+        (oldest, 10, (30, 9_000.0)),
+    ):
+        network.core(2).clock_ms = clock_ms
+        core.step(heartbeat_reply(network.core(2), heartbeat))
+        assert told.told_clock == known
+        assert told.clock_ms == clock_ms
+    told.told_clock = None
+    for number in range(ASKED_MAX):
+        beat_at(network, core, 10_000.0 + number * ASKED_APART_MS)
+    core.step(heartbeat_reply(network.core(2), newest))
+    assert told.told_clock is None, "nobody knows when that left"
+
+
+def test_the_first_answers_of_a_term_tell_clocks_of_that_term() -> None:
+    """A leader knows the time before its first heartbeat is answered."""
+    network = group([1, 2, 3])
+    network.core(1).monotonic_ms = 5_000.0
+    network.core(2).clock_ms = 70
+    core = network.elect(1)
+    network.settle(lambda message: not isinstance(message, HeartbeatReply))
+    told = core.progress[replica(2)]
+    assert told.told_clock == (70, 5_000.0)
+    network.core(2).clock_ms = 80
+    core.monotonic_ms = 6_000.0
+    core.propose(b"x", 1)
+    network.settle()
+    assert (told.clock_ms, told.told_clock) == (80, (70, 5_000.0))
 
 
 def test_a_leader_forgets_the_removed() -> None:

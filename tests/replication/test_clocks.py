@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmq.replication.clocks import (
-    AFTER_PAUSE_MS,
+    AGREED_WITHIN_MS,
+    HEAR_AGAIN_MS,
     HEAR_EVERY_MS,
+    HEAR_FIRST_MS,
     HEAR_SOON_MS,
+    HEARD_WITHIN_MS,
     AgreedTime,
     TimeBounds,
 )
@@ -24,7 +27,7 @@ NOW = 20_000 * DAY
 
 def bounds(clocks: list[int], voters: int) -> tuple[int | None, int | None]:
     heard = TimeBounds()
-    heard.hear(clocks, voters, 0.0)
+    heard.hear([(clock_ms, 0.0) for clock_ms in clocks], voters, 0.0)
     return heard.earliest_ms(0.0), heard.latest_ms(0.0)
 
 
@@ -64,22 +67,26 @@ def test_a_minority_moves_no_bound_past_what_is_right(
 
 def test_time_goes_on_without_clocks_and_never_jumps() -> None:
     heard = TimeBounds()
-    heard.hear([NOW, NOW, NOW], 3, 1_000.0)
+
+    def hear(clock_ms: int, at_ms: float) -> None:
+        heard.hear([(clock_ms, at_ms)] * 3, 3, at_ms)
+
+    hear(NOW, 1_000.0)
     assert heard.earliest_ms(6_000.0) == heard.latest_ms(6_000.0) == NOW + 5_000
-    heard.hear([NOW + 9 * DAY] * 3, 3, 2_000.0)
+    hear(NOW + 9 * DAY, 2_000.0)
     assert heard.earliest_ms(2_000.0) == NOW + 1_000, "a majority jumped together"
     assert heard.latest_ms(2_000.0) == NOW + 9 * DAY
-    heard.hear([NOW - 9 * DAY] * 3, 3, 2_000.0)
+    hear(NOW - 9 * DAY, 2_000.0)
     assert heard.earliest_ms(2_000.0) == heard.latest_ms(2_000.0) == NOW - 9 * DAY
-    heard.hear([NOW + 1_000] * 3, 3, 2_000.0)
+    hear(NOW + 1_000, 2_000.0)
     assert heard.earliest_ms(2_000.0) == NOW + 1_000
 
 
 def test_a_dead_clock_that_was_heard_first_holds_nothing_back() -> None:
     heard = TimeBounds()
-    heard.hear([NOW, 0], 3, 0.0)
+    heard.hear([(NOW, 0.0), (0, 0.0)], 3, 0.0)
     assert heard.earliest_ms(0.0) == 0
-    heard.hear([NOW, 0, NOW], 3, 0.0)
+    heard.hear([(NOW, 0.0), (0, 0.0), (NOW, 0.0)], 3, 0.0)
     assert heard.earliest_ms(0.0) == NOW
 
 
@@ -96,16 +103,13 @@ class FakeClock:
         return self.wall
 
 
-def led(*clocks_ms: int, heard_tick: int = 10, resumed_tick: int = -1) -> Any:
-    """A leader's core that heard these clocks, of nodes 2, 3, ..."""
+def led(*clocks_ms: int, asked_ms: float = 0.0) -> Any:
+    """A leader's core that asked these clocks at that time, of nodes 2, 3, ..."""
     peers = {ReplicaId(NodeId(2 + i), StorageId(7)): ms for i, ms in enumerate(clocks_ms)}
     return SimpleNamespace(
-        now=10,
-        resumed_tick=resumed_tick,
-        configuration=SimpleNamespace(voters=set(peers)),
-        config=SimpleNamespace(election_ticks=3),
+        configuration=SimpleNamespace(voters={*peers, ReplicaId(NodeId(1), StorageId(7))}),
         progress={
-            peer: SimpleNamespace(clock_ms=clock_ms, last_heard_tick=heard_tick)
+            peer: SimpleNamespace(told_clock=(clock_ms, asked_ms) if clock_ms else None)
             for peer, clock_ms in peers.items()
         },
     )
@@ -113,7 +117,8 @@ def led(*clocks_ms: int, heard_tick: int = 10, resumed_tick: int = -1) -> Any:
 
 def test_a_node_hears_clocks_in_the_groups_that_it_leads() -> None:
     clock = FakeClock()
-    silent, alone = led(NOW, NOW, heard_tick=2), led()
+    clock.monotonic = 20_000.0
+    silent, alone = led(NOW, NOW), led(0, 0)
     replicas = [silent, alone]
     voters = 0
     agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: voters)
@@ -121,57 +126,119 @@ def test_a_node_hears_clocks_in_the_groups_that_it_leads() -> None:
     voters = 3
     assert agreed.latest_ms() is None, "its own clock alone decides nothing"
     assert agreed.earliest_ms() is None
-    replicas.append(led(NOW))
+    replicas.append(led(NOW, asked_ms=20_000.0))
     assert agreed.latest_ms() is None, "it asks again soon"
-    clock.monotonic += HEAR_SOON_MS
-    assert agreed.latest_ms() == NOW
+    clock.monotonic += HEAR_FIRST_MS
+    assert agreed.latest_ms() == NOW + HEAR_FIRST_MS, "it may have shown that when it was asked"
     assert agreed.earliest_ms() == clock.wall
-    replicas[:] = [led(NOW + DAY)]
-    assert agreed.latest_ms() == NOW, "it asks again in a second"
+    replicas[:] = [led(NOW + DAY, asked_ms=20_000.0)]
+    assert agreed.latest_ms() == NOW + HEAR_FIRST_MS, "it asks again in a second"
     replicas.clear()
     clock.monotonic += HEAR_EVERY_MS
+    assert agreed.latest_ms() == NOW + HEAR_FIRST_MS + HEAR_EVERY_MS
+
+
+def test_what_was_asked_before_a_pause_is_old() -> None:
+    """The replicas' ticks stood still with the process, and its sockets are full of answers."""
+    clock, asked_ms = FakeClock(), 0.0
+    clock.wall = NOW
+    agreed = AgreedTime(NodeId(1), clock, lambda: [led(NOW, NOW, asked_ms=asked_ms)], lambda: 3)
+    assert agreed.latest_ms() == agreed.reached_ms() == NOW
+    clock.monotonic = 9.0 * DAY
+    assert agreed.latest_ms() == NOW + 9 * DAY
+    assert agreed.reached_ms() is None, "much may have happened to clocks since"
+    assert agreed.stamp_ms() is None
+    asked_ms = clock.monotonic
+    clock.monotonic += HEAR_EVERY_MS
+    assert agreed.reached_ms() == NOW, "the first answer to what it asked since"
     assert agreed.latest_ms() == NOW + HEAR_EVERY_MS
 
 
-def test_what_was_heard_before_a_pause_is_old() -> None:
-    """The replicas' ticks stood still with the process."""
+def test_after_a_short_pause_an_answer_counts_for_as_much_as_it_may_tell() -> None:
     clock = FakeClock()
-    clock.wall = NOW
+    clock.wall = NOW + 5_000
+    clock.monotonic = 5_000.0
     agreed = AgreedTime(NodeId(1), clock, lambda: [led(NOW, NOW)], lambda: 3)
-    assert agreed.latest_ms() == NOW
-    clock.monotonic = 9.0 * DAY
-    for _ in range(int(AFTER_PAUSE_MS / HEAR_EVERY_MS)):
-        assert agreed.latest_ms() == NOW + clock.monotonic
+    assert agreed.reached_ms() == agreed.earliest_ms() == NOW, "never early"
+    assert agreed.latest_ms() == NOW + 5_000, "nothing ages before its time"
+    assert not agreed.is_sure
+    assert agreed.stamp_ms() == NOW
+    clock.monotonic += AGREED_WITHIN_MS
+    assert agreed.stamp_ms() == NOW + AGREED_WITHIN_MS, "of the hearing before"
+    late = AgreedTime(NodeId(1), clock, lambda: [led(NOW, NOW)], lambda: 3)
+    assert late.stamp_ms() is None, "that is too old to agree with"
+
+
+def test_a_node_that_stalls_as_it_starts_knows_the_time_by_the_first_answer() -> None:
+    clock, replicas = FakeClock(), [led(0, 0)]
+    clock.wall = NOW
+    agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: 3)
+    agreed.tick()
+    clock.monotonic += 3_000.0
+    agreed.tick()
+    assert agreed.reached_ms() is None
+    replicas[:] = [led(NOW, NOW, asked_ms=clock.monotonic)]
+    clock.monotonic += HEAR_FIRST_MS
+    assert agreed.reached_ms() == NOW
+
+
+def test_what_was_heard_long_ago_does_not_count() -> None:
+    """Most clocks were a day ahead, and are set right while nothing is heard."""
+    clock, replicas = FakeClock(), [led(NOW + DAY, NOW + DAY)]
+    clock.wall = NOW + DAY
+    agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: 3)
+    assert agreed.reached_ms() == NOW + DAY
+    replicas.clear()
+    while clock.monotonic < HEAR_AGAIN_MS:
+        assert agreed.is_sure
         clock.monotonic += HEAR_EVERY_MS
-    assert agreed.latest_ms() == NOW, "it hears again"
+        clock.wall = NOW + int(clock.monotonic)
+    clock.monotonic += 1.0
+    assert not agreed.is_sure, "another hearing is wanted in time"
+    assert agreed.stamp_ms() is not None
+    clock.monotonic = HEARD_WITHIN_MS
+    assert agreed.reached_ms() == NOW + DAY + HEARD_WITHIN_MS
+    clock.monotonic += 1.0
+    assert agreed.reached_ms() is None
+    assert agreed.stamp_ms() is None
+    assert not agreed.is_sure
+    replicas[:] = [led(NOW + 60_000, NOW + 60_000, asked_ms=clock.monotonic)]
+    clock.monotonic += HEAR_EVERY_MS
+    assert agreed.reached_ms() == NOW + 60_000
+    assert agreed.is_sure
+
+
+def test_the_newest_clock_of_a_node_counts_that_any_group_heard() -> None:
+    clock, replicas = FakeClock(), [led(NOW - 40, NOW - 90), led(NOW - 10, NOW - 700)]
+    clock.wall = NOW - DAY
+    agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: 3)
+    assert agreed.reached_ms() == NOW - 90
 
 
 def test_the_metadata_group_is_kept_awake_until_the_time_is_known() -> None:
-    clock, replicas, woken = FakeClock(), [led()], []
+    clock, replicas, woken = FakeClock(), [led(0)], []
     agreed = AgreedTime(
         NodeId(1), clock, lambda: replicas, lambda: 3, lambda: woken.append(clock.monotonic)
     )
-    clock.monotonic = 2_000.0
-    agreed.tick()
-    assert woken == [], "after a pause it hears nothing yet"
-    while clock.monotonic < 2_000.0 + AFTER_PAUSE_MS:
-        clock.monotonic += 500.0
+    for _ in range(3):
         agreed.tick()
-    assert woken == [12_000.0]
-    replicas.append(led(NOW))
-    clock.monotonic += HEAR_SOON_MS
+        clock.monotonic += 500.0
+    assert woken == [0.0, 500.0, 1_000.0]
+    replicas.append(led(NOW, asked_ms=clock.monotonic))
     agreed.tick()
     assert agreed.latest_ms() == NOW
     clock.monotonic += HEAR_EVERY_MS
     replicas.clear()
     agreed.tick()
-    assert woken == [12_000.0], "what was heard once goes on by itself"
+    assert len(woken) == 3, "what was heard once goes on by itself"
 
 
 def test_what_was_reached_is_the_newest_of_what_was_heard_lately() -> None:
     """Clocks that were heard are as old as their message; and a correct step is followed."""
     clock, heard = FakeClock(), [NOW - 200, NOW - 200]
-    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
+    agreed = AgreedTime(
+        NodeId(1), clock, lambda: [led(*heard, asked_ms=clock.monotonic)], lambda: 3
+    )
     assert agreed.reached_ms() == NOW - 200
     clock.monotonic += HEAR_EVERY_MS
     heard[:] = [NOW + 950, NOW + 950]
@@ -219,7 +286,9 @@ def test_time_does_not_run_ahead_where_the_reader_is_held_up() -> None:
 
 def test_a_delayed_record_is_stamped_by_the_leaders_clock_where_that_is_right() -> None:
     clock, heard = FakeClock(), [NOW, NOW]
-    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
+    agreed = AgreedTime(
+        NodeId(1), clock, lambda: [led(*heard, asked_ms=clock.monotonic)], lambda: 3
+    )
     for wall, stamp in ((NOW + 100, NOW + 100), (NOW - 100, NOW), (NOW + DAY, NOW)):
         clock.wall = wall
         assert agreed.stamp_ms() == stamp
@@ -228,21 +297,12 @@ def test_a_delayed_record_is_stamped_by_the_leaders_clock_where_that_is_right() 
     assert agreed.stamp_ms() is None
 
 
-def test_what_a_quiescent_group_had_heard_is_old() -> None:
-    clock = FakeClock()
-    clock.wall = NOW
-    replicas = [led(NOW - DAY, NOW - DAY, resumed_tick=10)]
-    agreed = AgreedTime(NodeId(1), clock, lambda: replicas, lambda: 3)
-    assert agreed.latest_ms() is None
-    replicas[:] = [led(NOW, NOW, resumed_tick=9)]
-    clock.monotonic += HEAR_SOON_MS
-    assert agreed.latest_ms() == NOW
-
-
 def test_more_clocks_are_sought_while_it_is_not_known_which_is_wrong() -> None:
     clock = FakeClock()
     heard = [NOW]
-    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard)], lambda: 3)
+    agreed = AgreedTime(
+        NodeId(1), clock, lambda: [led(*heard, asked_ms=clock.monotonic)], lambda: 3
+    )
     assert (agreed.reached_ms(), agreed.is_sure) == (clock.wall, False)
     heard[:] = [NOW, NOW]
     clock.monotonic += HEAR_SOON_MS
@@ -251,11 +311,6 @@ def test_more_clocks_are_sought_while_it_is_not_known_which_is_wrong() -> None:
     clock.monotonic += HEAR_SOON_MS
     assert agreed.is_sure
     assert agreed.reached_ms() == NOW
-    clock.monotonic += 9.0 * DAY  # a pause, after which nothing is heard for some time
-    agreed.seek()
-    clock.monotonic += HEAR_SOON_MS
-    heard[:] = [NOW + DAY, NOW + DAY]
-    assert agreed.reached_ms() == NOW + 9 * DAY + HEAR_SOON_MS
 
 
 @pytest.mark.parametrize(
@@ -282,5 +337,5 @@ def test_one_wrong_clock_does_not_move_what_was_reached(
     clocks: list[int], voters: int, reached: int | None, doubt: int
 ) -> None:
     heard = TimeBounds()
-    heard.hear(clocks, voters, 0.0)
-    assert (heard.reached_ms(0.0), heard.doubt_ms) == (reached, doubt)
+    heard.hear([(clock_ms, 0.0) for clock_ms in clocks], voters, 0.0)
+    assert (heard.reached_ms(0.0), heard.doubt_ms(0.0)) == (reached, doubt)

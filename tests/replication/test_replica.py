@@ -437,6 +437,21 @@ class TestClocksOfVoters:
         cluster.run(500)
         assert self.days_ahead(cluster, right) == [-30, 0, 5]
 
+    def test_they_are_read_when_a_heartbeat_is_answered(self) -> None:
+        """A follower that stood still has not ticked since, and finds the heartbeat first."""
+        cluster = SimCluster()
+        cluster.commit()
+        cluster.run(500)
+        follower = cluster.followers()[0]
+        follower.clock.skew_ms = 9.0 * DAY_MS
+        replica = cluster.replica(follower)
+        leader = replica.core.leader
+        assert leader is not None
+        for take in (replica.take_beat, replica.step):
+            replica.core.clock_ms = 0
+            take(Heartbeat(replica.core.term, leader, replica.self_id, RaftIndex(0), 9))
+            assert replica.core.clock_ms == follower.clock.wall_ms()
+
     @pytest.mark.parametrize(("own_days", "stamped_days"), [(-30, 0), (0, 0), (5, 5)])
     def test_a_leader_that_is_behind_stamps_nothing_as_old(
         self, own_days: int, stamped_days: int
