@@ -223,7 +223,6 @@ class Followed(LaneItem):
     Attributes:
         is_at_work: the reading grows just now.
         pause_ms: how long until the log is looked at again.
-        has_caught_up: it has been at the log's end.
     """
 
     is_at_work: bool = field(default=False, init=False)
