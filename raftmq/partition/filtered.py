@@ -29,7 +29,7 @@ from attrs import define, evolve, field
 from raftmq.counts import TopicCounts
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.model import DamagedError
-from raftmq.partition.look_ups import MAX_TIMESTAMP, epoch_at
+from raftmq.partition.look_ups import MAX_TIMESTAMP, code_outside, diverging_end, epoch_at
 from raftmq.partition.parked import Deadline, Deadlines
 from raftmq.partition.partition import (
     EARLIEST,
@@ -341,7 +341,7 @@ class FilteredPartition(Partition):
         away = self.follow_start(may_wait=may_wait)
         start, end = self.start, self.readable_end
         if last_fetched_epoch >= 0 and base.replica.is_leader:
-            diverging = base._diverging(offset, LeaderEpoch(last_fetched_epoch))
+            diverging = diverging_end(base.replica, offset, LeaderEpoch(last_fetched_epoch))
             if diverging is not None:
                 return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
         committed_end = base._committed_end
@@ -352,7 +352,7 @@ class FilteredPartition(Partition):
             code = ErrorCode.OFFSET_OUT_OF_RANGE if is_known else ErrorCode.OFFSET_NOT_AVAILABLE
             return ReadResult(code, end, start)
         if offset > committed_end:
-            code = base._code_outside(offset, start, base_end)
+            code = code_outside(base.replica, offset, start, base_end)
             told = max(end, offset) if code is ErrorCode.NONE else end
             return ReadResult(code, told, start, last_stable_offset=told)
         # Beyond the last match a reader's own position is the end: clients that are told a lower

@@ -1,4 +1,5 @@
-"""Look-ups in a replica's log: offsets by time, and where epochs begin and end."""
+"""Look-ups in a replica's log: offsets by time, where epochs begin and end, and what that means to
+a reader whose position does not fit."""
 
 from __future__ import annotations
 
@@ -56,6 +57,31 @@ def end_of(replica: ReplicaPort, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offse
     if found is None:
         return epoch, replica.log_start_offset
     return min(epoch, found[0]), found[1]
+
+
+def diverging_end(
+    replica: ReplicaPort, offset: Offset, epoch: LeaderEpoch
+) -> tuple[LeaderEpoch, Offset] | None:
+    """Where a reader's log and this one part, by epoch and end; None where they agree (KIP-595).
+
+    Args:
+        offset: where the reader stands.
+        epoch: of its record before that.
+    """
+    # Not cut at the high watermark: a new leader may not know yet how far its log is committed,
+    # and that log agrees with everything that a consumer was given.
+    known_epoch, end = end_of(replica, epoch)
+    return (known_epoch, end) if known_epoch < epoch or end < offset else None
+
+
+def code_outside(replica: ReplicaPort, offset: Offset, start: Offset, end: Offset) -> ErrorCode:
+    """What a reader at an offset outside `[start, end]` is told."""
+    if start <= offset <= replica.log_end_offset:
+        return ErrorCode.NONE if replica.is_leader else ErrorCode.OFFSET_NOT_AVAILABLE
+    if offset > end and not replica.is_writable:
+        # It may be behind: a follower, or a leader that was replaced and does not know it.
+        return ErrorCode.OFFSET_NOT_AVAILABLE
+    return ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def epoch_at(replica: ReplicaPort, offset: Offset) -> LeaderEpoch:

@@ -22,7 +22,14 @@ from raftmq.log.log_start import LogStart
 from raftmq.log.model import DamagedError, LogEntry
 from raftmq.log.prefetch import IndexJob, WarmJob
 from raftmq.log.verification import VerifyJob
-from raftmq.partition.look_ups import FIRST_EPOCH, end_of, epoch_at, look_up
+from raftmq.partition.look_ups import (
+    FIRST_EPOCH,
+    code_outside,
+    diverging_end,
+    end_of,
+    epoch_at,
+    look_up,
+)
 from raftmq.partition.parked import (
     Deadlines,
     ParkedDeletes,
@@ -577,11 +584,11 @@ class Partition:
         if end < offset <= committed_end:
             end = offset  # in a hole, or right behind it: for this reader the log ends there
         if last_fetched_epoch >= 0 and replica.is_leader:  # a follower may merely be behind
-            diverging = self._diverging(offset, LeaderEpoch(last_fetched_epoch))
+            diverging = diverging_end(replica, offset, LeaderEpoch(last_fetched_epoch))
             if diverging is not None:
                 return ReadResult(ErrorCode.NONE, end, start, diverging=diverging)
         if not start <= offset <= end:
-            return ReadResult(self._code_outside(offset, start, end), end, start)
+            return ReadResult(code_outside(replica, offset, start, end), end, start)
         stable = self._stable_end(committed_end, end)
         limit = stable if committed_only else end
         if limit == NO_OFFSET:
@@ -594,10 +601,9 @@ class Partition:
             spans, job = self._spans(offset, bytes_max, limit, at_least_one, may_wait)
             aborted: Sequence[Aborted] | None = ()
             if committed_only and spans:
-                stop = Offset(spans[-1].end_offset)
-                if not may_wait and (cold := replica.log.aborted.cold(offset, stop)):
-                    return ReadResult(ErrorCode.NONE, end, start, job=WarmJob(tuple(cold)))
-                aborted = () if self.is_internal else self._producers.aborted(offset, stop)
+                aborted, cold = self._aborted(offset, Offset(spans[-1].end_offset), may_wait)
+                if cold is not None:
+                    return ReadResult(ErrorCode.NONE, end, start, job=cold)
         except KafkaError as error:
             if isinstance(error, DamagedError):
                 replica.damage_found()
@@ -634,15 +640,14 @@ class Partition:
             job = self._needed_first(offset, bytes_max, is_unverified=True)
         return tuple(found), job
 
-    def _code_outside(self, offset: Offset, start: Offset, end: Offset) -> ErrorCode:
-        """What a reader at an offset outside `[start, end]` is told."""
-        replica = self.replica
-        if start <= offset <= replica.log_end_offset:
-            return ErrorCode.NONE if replica.is_leader else ErrorCode.OFFSET_NOT_AVAILABLE
-        if offset > end and not self.is_leader:
-            # It may be behind: a follower, or a leader that was replaced and does not know it.
-            return ErrorCode.OFFSET_NOT_AVAILABLE
-        return ErrorCode.OFFSET_OUT_OF_RANGE
+    def _aborted(
+        self, start: Offset, end: Offset, may_wait: bool
+    ) -> tuple[Sequence[Aborted] | None, Runnable | None]:
+        """The aborted transactions within `[start, end)`, None while they are not known; or what
+        must come into memory first."""
+        if not may_wait and (cold := self.replica.log.aborted.cold(start, end)):
+            return None, WarmJob(tuple(cold))
+        return (() if self.is_internal else self._producers.aborted(start, end)), None
 
     def _needed_first(
         self, offset: Offset, bytes_max: int, *, is_unverified: bool = False
@@ -766,12 +771,6 @@ class Partition:
         if self.replica.failure is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    def _diverging(self, offset: Offset, epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset] | None:
-        # Not cut at the high watermark: a new leader may not know yet how far its log is committed,
-        # and that log agrees with everything that a consumer was given.
-        known_epoch, end = end_of(self.replica, epoch)
-        return (known_epoch, end) if known_epoch < epoch or end < offset else None
 
     # ---- offsets and epochs ----
 
