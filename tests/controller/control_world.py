@@ -202,6 +202,7 @@ class WorldNode:
             on_unauthorized=lambda *_refused: None,
             config=EngineConfig(timeout_ms=2_000, resend_ms=300, snapshot_bytes_min=6_000),
         )
+        self.control = self._new_control(self_id)
         self.replica = replica = open_replica(
             Opening(
                 node=self_id,
@@ -223,7 +224,6 @@ class WorldNode:
             ),
         )
         self.engine.attach(replica, world.voters)
-        self.control = self._new_control(self_id)
         self.control.lifecycle.on_ready(self._reconcile_at_start)
         self.multiraft.register(replica)
         self.later(TICK_MS, self._tick)
