@@ -230,10 +230,11 @@ class Elastic:
         return True
 
     def _can_spare(self, node: ClusterNode) -> bool:
-        """True while metadata has a majority that is not away for long without it."""
+        """True while metadata has a majority that is not away for long without it; a voter that
+        begins anew is none until it was admitted."""
         watch = self._world.watch
         leaders = watch.leaders(METADATA_GROUP)
-        if not leaders:
+        if not leaders or watch.is_storage_missing():
             return False
         replica = watch.machines[leaders[0].node_id, METADATA_GROUP].replica
         voters = [self._world.node(v.node_id) for v in replica.configuration.voters]
