@@ -24,6 +24,7 @@ from raftmq.controller.broker_lifecycle import (
 from raftmq.controller.call_rights import NOBODY_ASKS, CallRefusal, call_refusal
 from raftmq.controller.controller import Controller, ControllerConfig
 from raftmq.controller.leaders import LeaderRow, LeaderTable, decode_rows, encode_rows
+from raftmq.controller.peer_requests import PeerRequests
 from raftmq.errors import ErrorCode, KafkaError, RemoteProtocolError, RequestTimedOutError
 from raftmq.foreign import decode_foreign
 from raftmq.metadata.apply_brokers import disk_error
@@ -44,6 +45,7 @@ from raftmq.metadata.broker_messages import (
     PartitionSize,
     QuorumRequest,
     Reply,
+    Request,
     SizesRequest,
     decode_admin,
     decode_outcomes,
@@ -273,6 +275,7 @@ class ControlPlane:
         self.self_id = info.replica_id
         self.engine = engine
         self.leaders = LeaderTable()
+        self.peer_requests = PeerRequests(engine, self.leaders, clock)
         self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
         self._clock = clock
         self._move_locally = move_locally
@@ -324,6 +327,7 @@ class ControlPlane:
         self._confirm_removed()
         self._flush_pushes()
         self._push_again()
+        self.peer_requests.tick()
 
     def drain(self) -> None:
         """Do the work that must not be done within callbacks of replicas: called after the round of
@@ -338,6 +342,15 @@ class ControlPlane:
             RemoteProtocolError: close the connection that it came from.
         """
         request = decode_request(payload)
+        if sender != self.node_id and self.peer_requests.error(sender, request):
+            if isinstance(request, AdmissionRequest | BrokerHeartbeat):
+                raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
+            return self.peer_requests.judge_again(
+                sender, request, lambda: self._serve(sender, request)
+            )
+        return self._serve(sender, request)
+
+    def _serve(self, sender: NodeId, request: Request) -> Promise[bytes]:
         match request:
             case ForwardCommands():
                 return _encoded(self.engine.receive_commands(sender, request))
@@ -348,16 +361,13 @@ class ControlPlane:
                 )
                 return answer
             case BrokerHeartbeat():
-                if request.node_id != sender:
-                    raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
                 return _encoded(self.controller.heartbeat(request))
             case AdmissionRequest():
-                if request.node_id != sender:
-                    raise RemoteProtocolError(f"node {sender} speaks as {request.node_id}")
                 return _encoded(self._admit(request))
             case LeaderUpdate():
-                self.leaders.merge(decode_rows(request.rows))
-                return _encoded(Reply(ErrorCode.NONE))
+                is_heard = self.peer_requests.hear(sender, decode_rows(request.rows, sender))
+                full = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+                return _encoded(Reply(ErrorCode.NONE if is_heard else full))
             case MoveLeadership():
                 is_moving = self._move_locally(request.topic_id, request.partition, request.to)
                 code = ErrorCode.NONE if is_moving else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -384,6 +394,7 @@ class ControlPlane:
 
     def peer_lost(self, node_id: NodeId) -> None:
         """The connection to a node ended."""
+        self.peer_requests.peer_lost(node_id)
         self.controller.peer_lost(node_id)
 
     # ---- for handlers ----
@@ -697,7 +708,8 @@ class ControlPlane:
 
     def _push(self, node_id: NodeId, payload: bytes) -> None:
         def done(promise: Promise[bytes]) -> None:
-            if promise.error is not None:
+            reply = read_reply(promise)
+            if reply is None or reply.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED:
                 self._behind[node_id] = self._clock.monotonic_ms() + PUSH_RETRY_MS
 
         self._behind.pop(node_id, None)
@@ -717,6 +729,7 @@ class ControlPlane:
             for topic_id in before.topic_names:
                 if topic_id not in after.topic_names:
                     self.leaders.forget(topic_id)
+        self.peer_requests.image_changed(before, after)
         if self.turned_away and before.brokers is not after.brokers:
             for node_id in list(self.turned_away):
                 if node_id in after.brokers and node_id not in before.brokers:

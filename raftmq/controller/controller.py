@@ -542,8 +542,8 @@ class Controller:
         if known is None:
             return None
         row = self._leaders.of(key[0], known)
-        if row is None:
-            return None
+        if row is None or not row.is_firsthand:
+            return None  # data is ordered away by it: only the leader's own word will do
         voters = tuple(sorted(row.voters))
         if not voters or row.leader_epoch < known.voters_epoch:
             return None

@@ -2,14 +2,17 @@
 
 `LeaderTable` is soft state, never safety. New leaders push rows to all nodes once their election
 entry is committed; nodes exchange rows when they connect. Rows are merged by (leader epoch,
-revision), so late news never overrides newer. `LeaderBalance`, on the controller, gives preferred
+revision), so late news never overrides newer. What a leader said itself counts for more than what
+another node passed on, which is taken only while a partition's leader has not been heard.
+`LeaderBalance`, on the controller, gives preferred
 leaders their partitions back, and `Evacuation` takes them off brokers that are to lead nothing.
 `Isolation` hands over what this broker leads while it sees no majority of the metadata group, or
 its disk fails.
 
-Invariants: the leader epoch of a partition never goes back, whichever node answers; a leader once
-known is named until a newer one is, since clients treat "no leader" worse than a stale one
-(librdkafka stops looking for a while); `None` means none was ever known. Nothing here moves data.
+Invariants: the leader epoch of a partition never goes back, whichever node answers, but where its
+leader speaks for itself after another node spoke for it; a leader once known is named until a newer
+one is, since clients treat "no leader" worse than a stale one (librdkafka stops looking for a
+while); `None` means none was ever known. Nothing here moves data.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class LeaderRow:
         seen_version: what metadata wants of the partition as of at least this version was known
             to the leader when its members were so; -1 from an older node.
         creation_epoch: of its Raft group; -1 from an older node.
+        is_firsthand: its leader said so itself; False: another node passed it on.
     """
 
     topic_id: TopicId
@@ -64,6 +68,7 @@ class LeaderRow:
     members: tuple[NodeId, ...] = ()
     seen_version: int = -1
     creation_epoch: int = -1
+    is_firsthand: bool = True
 
     @property
     def key(self) -> Key:
@@ -163,6 +168,15 @@ class LeaderTable:
                 would hide the partition's true leader for good, so none of the rows is taken.
         """
         rows = list(rows)
+        self.check_epochs(rows)
+        return [row for row in rows if self._take(row, is_own=False)]
+
+    def check_epochs(self, rows: Iterable[LeaderRow]) -> None:
+        """The check of `merge` alone.
+
+        Raises:
+            RemoteProtocolError: as there.
+        """
         for row in rows:
             known = self._rows.get(row.key)
             since = 0 if known is None or _is_other_life(known, row) else known.leader_epoch
@@ -171,7 +185,11 @@ class LeaderTable:
                     f"leader epoch {row.leader_epoch} of partition {row.partition} of "
                     f"{row.topic_id}, known is {known and known.leader_epoch}"
                 )
-        return [row for row in rows if self._take(row, is_own=False)]
+
+    def is_news(self, row: LeaderRow) -> bool:
+        """True for a row that would be taken."""
+        known = self._rows.get(row.key)
+        return known is None or _is_newer(row, known)
 
     def forget(self, topic_id: TopicId) -> None:
         """Drop the rows of a deleted topic."""
@@ -185,8 +203,7 @@ class LeaderTable:
         return [self._rows[key] for key in sorted(self._rows)]
 
     def _take(self, row: LeaderRow, *, is_own: bool) -> bool:
-        known = self._rows.get(row.key)
-        if known is not None and not _is_newer(row, known):
+        if not self.is_news(row):
             return False
         self._rows[row.key] = row
         self.version += 1
@@ -205,12 +222,14 @@ def _is_other_life(one: LeaderRow, other: LeaderRow) -> bool:
 def _is_newer(row: LeaderRow, known: LeaderRow) -> bool:
     if _is_other_life(row, known):
         return row.creation_epoch > known.creation_epoch
+    if row.is_firsthand != known.is_firsthand:
+        return row.is_firsthand
     return (row.leader_epoch, row.revision) > (known.leader_epoch, known.revision)
 
 
 def _facts(row: LeaderRow) -> tuple[object, ...]:
     stated = row.leader_epoch, row.leader_id, row.isr, row.voters
-    return (*stated, row.members, row.seen_version, row.creation_epoch)
+    return (*stated, row.members, row.seen_version, row.creation_epoch, row.is_firsthand)
 
 
 def encode_rows(rows: Iterable[LeaderRow]) -> bytes:
@@ -234,8 +253,8 @@ def encode_rows(rows: Iterable[LeaderRow]) -> bytes:
     )
 
 
-def decode_rows(data: Buffer) -> list[LeaderRow]:
-    """Read a push.
+def decode_rows(data: Buffer, sender: NodeId) -> list[LeaderRow]:
+    """Read a push of that node.
 
     Raises:
         RemoteProtocolError: not one.
@@ -253,6 +272,7 @@ def decode_rows(data: Buffer) -> list[LeaderRow]:
             tuple(NodeId(n) for n in wire.members),
             wire.seen_version,
             wire.creation_epoch,
+            wire.leader_id == sender,
         )
         for wire in wires
     ]

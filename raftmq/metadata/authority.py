@@ -1,4 +1,4 @@
-"""Who may send which command: one row of `WHO_MAY` for each kind.
+"""Who may send which command, and which request: a row of `WHO_MAY`, or of `WHO_MAY_ASK`, for each.
 
 A node forwards its own commands to the controller. Its certificate, or the cluster's secret, says
 which node it is; this table says what that node may ask for. About itself it may register, confirm
@@ -11,6 +11,10 @@ A pure function of the image, of the sender and of the command. Judged where com
 the log, never at apply: what is in the log was judged, by whichever version led then. A command
 that only comes too late (of a coordinator that lost its claim) is not a lie: it is let through, and
 `apply.py` rejects it as ever.
+
+A request goes to any node, whose image may be older than the sender's. So what `request_error` says
+holds only of an image that has all that was committed when the request came
+(`controller/peer_requests.py` sees to that).
 """
 
 from __future__ import annotations
@@ -19,6 +23,22 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
+from attrs import frozen
+
+from raftmq.errors import CorruptBatchError
+from raftmq.metadata.broker_messages import (
+    AdminCall,
+    AdmissionRequest,
+    BarrierRequest,
+    BrokerHeartbeat,
+    ContactRequest,
+    DeliverRecords,
+    ForwardCommands,
+    LeaderUpdate,
+    MoveLeadership,
+    QuorumRequest,
+    SizesRequest,
+)
 from raftmq.metadata.commands import (
     AbortExpired,
     AddPartitions,
@@ -62,12 +82,14 @@ from raftmq.metadata.commands import (
     UnregisterBroker,
     UpdateFeatures,
 )
+from raftmq.metadata.config_keys import DEAD_TO, DELIVERS_TO
 from raftmq.metadata.image import LEVEL_OF_ASKERS, NO_COORDINATOR, MetadataImage, holds
-from raftmq.types import NodeId, TopicId
+from raftmq.records import parse_header
+from raftmq.types import NodeId, RaftGroupId, TopicId
 
 
 class Authority(StrEnum):
-    """Who may send a command."""
+    """Who may send a command, or a request."""
 
     ITSELF = "a node, about itself"
     HOLDER = "a node that holds the partition"
@@ -78,6 +100,10 @@ class Authority(StrEnum):
     """On behalf of clients: any node may coordinate any transactional id."""
     CONTROLLER = "the controller alone"
     ADMINISTRATOR = "the controller alone, for an administrator"
+    PREFERENCE = "the controller, or any node in favor of the preferred leader"
+    """Any node serves ElectLeaders, and `raftmq leader transfer` prefers a node before it asks."""
+    SOURCE = "a node that holds the delay partition that it comes from"
+    PARTS = "any node, of which each part is judged by itself"
 
 
 _A: Final = Authority
@@ -127,6 +153,20 @@ WHO_MAY: Final[dict[type, Authority]] = {
     ForgetId: _A.ANY_NODE,
 }
 """By the kinds of commands, and of rows of transactions."""
+WHO_MAY_ASK: Final[dict[type, Authority]] = {
+    ForwardCommands: _A.PARTS,  # by WHO_MAY
+    AdminCall: _A.PARTS,  # by the rights of whoever it names: `controller/call_rights.py`
+    LeaderUpdate: _A.PARTS,  # by `row_error`
+    AdmissionRequest: _A.ITSELF,
+    BrokerHeartbeat: _A.ITSELF,
+    BarrierRequest: _A.ANY_NODE,
+    ContactRequest: _A.ANY_NODE,
+    QuorumRequest: _A.ANY_NODE,
+    SizesRequest: _A.CONTROLLER,
+    MoveLeadership: _A.PREFERENCE,
+    DeliverRecords: _A.SOURCE,
+}
+"""By the kinds of requests between nodes."""
 
 
 def authority_error(image: MetadataImage, sender: NodeId, command: Any) -> str:
@@ -139,6 +179,38 @@ def authority_error(image: MetadataImage, sender: NodeId, command: Any) -> str:
     if is_allowed(image, sender, command):
         return ""
     return f"node {sender} may not send {kind.__name__}: {authority} may"
+
+
+@frozen(slots=True)
+class Knowledge:
+    """What a node judges a request of another one by.
+
+    Attributes:
+        controller: as far as is known here; None: there is none.
+        source_of: the delay partition that delivers under a producer id.
+    """
+
+    image: MetadataImage
+    controller: NodeId | None
+    source_of: Callable[[int], RaftGroupId | None]
+
+
+def request_error(known: Knowledge, sender: NodeId, request: Any) -> str:
+    """Say why another node may not ask for something; "" when it may, or when nothing would come
+    of it."""
+    kind = type(request)
+    authority = WHO_MAY_ASK[kind]
+    if _REQUEST_RULES[authority](known, sender, request):
+        return ""
+    return f"node {sender} may not send {kind.__name__}: {authority} may"
+
+
+def row_error(image: MetadataImage, leader: NodeId, topic_id: TopicId, number: int) -> str:
+    """Say why a node cannot lead a partition; "" when it can, or where there is no such one."""
+    if _is_holder(image, leader, topic_id, number):
+        return ""
+    name = image.topic_names.get(topic_id, topic_id)
+    return f"node {leader} may not say that it leads {name}-{number}: {Authority.HOLDER} may"
 
 
 def _is_itself(_image: MetadataImage, sender: NodeId, command: Any) -> bool:
@@ -192,4 +264,43 @@ _RULES: Final[dict[Authority, _Rule]] = {
     Authority.ANY_NODE: lambda _image, _sender, _command: True,
     Authority.CONTROLLER: lambda _image, _sender, _command: False,
     Authority.ADMINISTRATOR: lambda _image, _sender, _command: False,
+}
+
+
+# ---- requests ----
+
+
+def _prefers(known: Knowledge, sender: NodeId, request: MoveLeadership) -> bool:
+    if sender == known.controller:
+        return True
+    found = known.image.partition_by_id(request.topic_id, request.partition)
+    return found is None or found.preferred_leader == request.to
+
+
+def _delivers(known: Knowledge, sender: NodeId, request: DeliverRecords) -> bool:
+    """True for a delivery of a delay topic to the topic that it names, by a node that may lead the
+    partition: neither the note of a delivery, nor a batch under the id of another source."""
+    image = known.image
+    target = image.topic_by_id(request.topic_id)
+    if target is None:
+        return True  # deleted: nobody appends it
+    try:
+        group = known.source_of(parse_header(request.batch).producer_id)
+    except CorruptBatchError:
+        return True  # refused where it would be appended
+    source = None if group is None else image.topic_by_id(group.topic_id)
+    if group is None or source is None or not source.has(group):
+        return False
+    targets = (source.configs.get(DELIVERS_TO), source.configs.get(DEAD_TO))
+    return target.name in targets and _is_holder(image, sender, group.topic_id, group.partition)
+
+
+_RequestRule: TypeAlias = Callable[[Knowledge, NodeId, Any], bool]
+_REQUEST_RULES: Final[dict[Authority, _RequestRule]] = {
+    Authority.PARTS: lambda _known, _sender, _request: True,
+    Authority.ANY_NODE: lambda _known, _sender, _request: True,
+    Authority.ITSELF: lambda known, sender, request: _is_itself(known.image, sender, request),
+    Authority.CONTROLLER: lambda known, sender, _request: sender == known.controller,
+    Authority.PREFERENCE: _prefers,
+    Authority.SOURCE: _delivers,
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import msgspec
 import pytest
 
@@ -25,6 +23,7 @@ from raftmq.metadata.broker_messages import (
     read_reply,
 )
 from raftmq.metadata.commands import (
+    CreateTopics,
     Envelope,
     NoOperation,
     RegisterBroker,
@@ -34,8 +33,17 @@ from raftmq.metadata.commands import (
 from raftmq.promise import Promise
 from raftmq.types import LeaderEpoch, NodeId, ReplicaId, StorageId, TopicId
 from tests.controller.metadata_cluster import CLIENT, MetadataCluster
+from tests.metadata.metadata_commands import creation, topic_id
 
-TOPIC = TopicId(UUID(int=7))
+TOPIC = topic_id(7)
+
+
+def _formed() -> MetadataCluster:
+    """A cluster with a partition that all nodes hold."""
+    cluster = MetadataCluster.formed()
+    cluster.nodes[1].engine.propose(CreateTopics(topics=(creation("t", 7, (1, 2, 3)),)))
+    cluster.run(100)
+    return cluster
 
 
 def _lead(cluster: MetadataCluster, node_id: int, epoch: int, topic_id: TopicId = TOPIC) -> None:
@@ -72,14 +80,14 @@ def test_a_node_whose_former_storage_still_votes_is_not_in_sync() -> None:
 
 
 def test_a_new_leader_is_known_everywhere_at_once() -> None:
-    cluster = MetadataCluster.formed()
+    cluster = _formed()
     _lead(cluster, 2, 5)
     cluster.turn()
     assert _known(cluster) == [(2, 5)] * 3
 
 
 def test_who_missed_a_push_is_told_when_it_is_reached_again() -> None:
-    cluster = MetadataCluster.formed()
+    cluster = _formed()
     cluster.cut = [3]
     _lead(cluster, 2, 5)
     cluster.run(700)
@@ -90,12 +98,13 @@ def test_who_missed_a_push_is_told_when_it_is_reached_again() -> None:
 
 
 def test_a_node_that_connects_is_told_all() -> None:
-    cluster = MetadataCluster.formed()
+    cluster = _formed()
     _lead(cluster, 2, 5)
     cluster.turn()
     cluster.kill(3)
     cluster.start(3)
     assert _known(cluster)[2] is None
+    assert "t" not in cluster.nodes[3].engine.image.topics, "it does not know yet who holds it"
     cluster.nodes[1].control.peer_connected(NodeId(3))
     cluster.turn()
     assert _known(cluster) == [(2, 5)] * 3
@@ -115,7 +124,7 @@ def test_leaders_of_deleted_topics_are_forgotten() -> None:
 
 
 def test_leadership_is_moved_by_whoever_leads() -> None:
-    cluster = MetadataCluster.formed()
+    cluster = _formed()
     nobody = cluster.nodes[1].control.move_leadership(TOPIC, 0, NodeId(3))
     assert nobody.result() is ErrorCode.LEADER_NOT_AVAILABLE
     _lead(cluster, 2, 5)

@@ -51,7 +51,7 @@ def test_the_next_life_of_a_partition_begins_again_with_low_epochs() -> None:
     late = LeaderRow(*where, LeaderEpoch(10), 0, NodeId(1), (), (), creation_epoch=4)
     assert table.merge([late]) == []
     assert table.get(*where) == second
-    assert decode_rows(encode_rows([second])) == [second]
+    assert decode_rows(encode_rows([second]), second.leader_id) == [second]
 
 
 def test_who_led_an_earlier_life_leads_nothing_of_the_next() -> None:
@@ -95,7 +95,7 @@ def test_callbacks_tell_own_from_foreign() -> None:
     table.on_change(lambda row, is_own: seen.append((row.leader_epoch, is_own)))
     _led(table, 1)
     _led(other, 2, leader=2)
-    assert len(table.merge(decode_rows(encode_rows(other.rows())))) == 1
+    assert len(table.merge(decode_rows(encode_rows(other.rows()), NodeId(2)))) == 1
     assert seen == [(1, True), (2, False)]
     assert table.merge(other.rows()) == []
 
@@ -124,7 +124,8 @@ def test_epochs_rise_whatever_the_order(rows: list[LeaderRow], order: object) ->
     shuffled = list(rows)
     order.shuffle(shuffled)  # type: ignore[attr-defined]
     again = LeaderTable()
-    again.merge(decode_rows(encode_rows(shuffled)))
+    for row in shuffled:
+        again.merge(decode_rows(encode_rows([row]), row.leader_id))
     assert [(r.key, r.leader_epoch, r.revision) for r in again.rows()] == [
         (r.key, r.leader_epoch, r.revision) for r in table.rows()
     ]
@@ -133,4 +134,4 @@ def test_epochs_rise_whatever_the_order(rows: list[LeaderRow], order: object) ->
 @pytest.mark.parametrize("data", [b"", b"\xff", b"\x91\x01", b"\xc0"])
 def test_bad_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode_rows(data)
+        decode_rows(data, NodeId(1))

@@ -9,14 +9,19 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 import trustme
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.rolling import TOPIC, Application
+from raftmq.controller.leaders import LeaderRow, encode_rows
+from raftmq.delays.deliveries import producer_id_of
 from raftmq.errors import ErrorCode
 from raftmq.metadata.broker_messages import (
     AdminCall,
@@ -24,7 +29,11 @@ from raftmq.metadata.broker_messages import (
     Asker,
     BrokerHeartbeat,
     DeleteTopicsCall,
+    DeliverRecords,
     ForwardCommands,
+    LeaderUpdate,
+    MoveLeadership,
+    SizesRequest,
     Way,
     decode_reply,
     encode_admin,
@@ -49,12 +58,13 @@ from raftmq.metadata.commands import (
     version_of,
 )
 from raftmq.metadata.credentials import ScramUpsertion
+from raftmq.records import NewRecord, build_batch
 from raftmq.rights import CLUSTER_NAME, Kind, Operation, Pattern, Permission, Rule
 from raftmq.runtime.broker_calls import _HEAD as BROKER_HEAD
 from raftmq.runtime.peer_links import KIND_BROKER
 from raftmq.runtime.peer_streams import FRAME_HEADER
 from raftmq.runtime.peer_tls import node_name
-from raftmq.types import NodeId, TopicId
+from raftmq.types import LeaderEpoch, NodeId, RaftGroupId, TopicId
 from tests.live.harness import Cluster, Node, wait_until
 from tests.live.hostile import LIAR, _request, hello, lies, peer_frame, storage_of
 from tests.live.load import Load, create_topic, in_sync, leaders, preferred_lead
@@ -288,6 +298,80 @@ def sent_by(node_id: int, sequence: int, command: Any) -> bytes:
         command=command,
     )
     return encode_control(ForwardCommands((encode_envelope(envelope),)))
+
+
+def make_without(cluster: Cluster, liar: Node, first: Node) -> dict[str, TopicId]:
+    """A topic and its delay topic of which a node holds nothing; `first` leads them."""
+    others = [n.node_id for n in cluster.nodes.values() if n not in (liar, first)]
+    placement = [[first.node_id, *others]]
+    for name, config in (("u", {}), ("u.later", {"raftmq.delivers.to": "u"})):
+        new = NewTopic(name, replica_assignment=placement, config=config)
+        AdminClient({"bootstrap.servers": cluster.bootstrap}).create_topics([new])[name].result(60)
+        wait_until(partial(preferred_lead, cluster.bootstrap, name), 60, "it is led")
+    folders = {name: first.partition_folder(name).parent.name for name in ("u", "u.later")}
+    return {name: TopicId(UUID(f.removeprefix(f"{name}-"))) for name, f in folders.items()}
+
+
+def delivery(source: RaftGroupId) -> bytes:
+    forged = [NewRecord(b"k", b"forged")]
+    number = producer_id_of(source)
+    batch = build_batch(forged, timestamp=1, producer_id=number, producer_epoch=0, base_sequence=0)
+    return bytes(batch)
+
+
+def end_of(cluster: Cluster, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "ends"})
+    try:
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1])
+    finally:
+        consumer.close()
+
+
+def test_a_node_of_the_cluster_speaks_for_nothing_that_it_does_not_hold(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
+    """Whoever has node 3's certificate and data: leaderships, deliveries, orders of a controller,
+    told to the node that leads what the liar has no replica of."""
+    cluster = Cluster(tmp_path, settings={"peer_tls": "required"})
+    for node in cluster.nodes.values():
+        node.environment |= write_files(tmp_path, authority, node.node_id)
+    with cluster:
+        controller = cluster[cluster[1].get("/status")["metadata"]["leader"]]
+        liar, victim = [n for n in cluster.nodes.values() if n is not controller]
+        topics = make_without(cluster, liar, controller)
+        storage = storage_of(liar)
+        liar.kill()
+        context = showing(authority.issue_cert(node_name(liar.node_id)))
+        me = NodeId(liar.node_id)
+        row = LeaderRow(topics["u"], 0, LeaderEpoch(50), 0, me, (me,), (me,), (me,))
+        offsets = range(controller.get("/status")["metadata"]["version"] + 1)
+        sources = [RaftGroupId(topics["u.later"], 0, offset) for offset in offsets]
+        lies: list[Any] = [
+            LeaderUpdate(encode_rows([row])),
+            MoveLeadership(topics["u"], 0, NodeId(victim.node_id)),
+            SizesRequest(),
+            *(DeliverRecords(topics["u"], 0, delivery(source)) for source in sources),
+        ]
+        bodies = [encode_control(lie) for lie in lies]
+        replies = told_by(controller, context, hello(liar.node_id, storage), bodies)
+        assert len(replies) == len(lies)
+        assert replies[0].code is ErrorCode.NONE, "rows are judged later, one by one"
+        denied = {reply.code for reply in replies[1:]}
+        assert denied == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+        told = cluster.bootstrap_of([controller.node_id])
+        assert leaders(told, "u") == {0: controller.node_id}
+        assert end_of(cluster, "u") == 0
+        page = controller.text("/metrics")
+        counts = dict.fromkeys(("LeaderUpdate", "MoveLeadership", "SizesRequest"), 1)
+        for kind, count in {**counts, "DeliverRecords": len(sources)}.items():
+            assert f'raftmq_peer_requests_refused_total{{request="{kind}"}} {count}.0' in page
+        lines = controller.log_path.read_text()
+        assert lines.count("request of another node refused") == len(counts) + 1
+        liar.start()
+        liar.wait_ready()
+        wait_until(lambda: len(cluster.live) == 3, 60, "all are there")
+        for node in cluster.nodes.values():
+            assert leaders(cluster.bootstrap_of([node.node_id]), "u") == {0: controller.node_id}
 
 
 def test_a_node_of_the_cluster_has_nothing_done_that_is_not_its_own(

@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.authority import WHO_MAY, Authority, authority_error
-from raftmq.metadata.broker_messages import ForwardCommands
+from raftmq.metadata.authority import WHO_MAY, WHO_MAY_ASK, Authority, authority_error
+from raftmq.metadata.broker_messages import ForwardCommands, Request
 from raftmq.metadata.commands import (
     ALL_COMMANDS,
     AbortExpired,
@@ -181,6 +181,10 @@ def image_of_two() -> MetadataImage:
 
 def test_each_kind_has_its_row() -> None:
     assert set(WHO_MAY) == {*ALL_COMMANDS, *ROWS}
+
+
+def test_each_request_has_its_row() -> None:
+    assert set(WHO_MAY_ASK) == {*get_args(Request)}
 
 
 def test_each_kind_that_is_not_every_nodes_is_abused_here() -> None:

@@ -239,6 +239,7 @@ class FakeNode:
         assigned = SimpleNamespace(replicas=(1, 2, 3, 4), moving_from=self.moving_from)
         image = SimpleNamespace(partition=lambda name: assigned if name.topic == "t0001" else None)
         self.engine = SimpleNamespace(image=image, unauthorized={"DeleteTopics": 1})
+        self.control = SimpleNamespace(peer_requests=SimpleNamespace(refused={"MoveLeadership": 1}))
 
 
 async def scraped(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Page:
@@ -542,7 +543,7 @@ def test_every_documented_metric_is_shown(worked: dict[str, Any]) -> None:
     tls.append("raftmq_certificate_expires_timestamp_seconds")
     tls.append("raftmq_crl_expires_timestamp_seconds")
     users = ["raftmq_authentications_total", "raftmq_denials_total"]
-    users.append("raftmq_commands_refused_total")
+    users += ["raftmq_commands_refused_total", "raftmq_peer_requests_refused_total"]
     users += ["raftmq_audit_lines_total", "raftmq_audit_lines_left_out_total"]
     rows = ("end", "examined_end", "lacks_bytes", "filled_ratio")
     views = [f"raftmq_view_{name}" for name in rows]

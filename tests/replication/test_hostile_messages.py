@@ -115,7 +115,7 @@ def test_a_row_cannot_hide_a_leader_for_good(epoch: int) -> None:
     table.merge([ROW])
     lie = LeaderRow(ROW.topic_id, 0, LeaderEpoch(epoch), 0, NodeId(2), (), (NodeId(2),))
     with pytest.raises(RemoteProtocolError, match="leader epoch"):
-        table.merge(decode_rows(encode_rows([lie])))
+        table.merge(decode_rows(encode_rows([lie]), lie.leader_id))
     assert table.get(ROW.topic_id, 0) == ROW
 
 
@@ -127,7 +127,7 @@ def test_a_row_of_no_int32_is_refused() -> None:
         LeaderRow(ROW.topic_id, 0, LeaderEpoch(1), 0, NodeId(1 << 40), (), ()),
     ):
         with pytest.raises(RemoteProtocolError):
-            decode_rows(encode_rows([row]))
+            decode_rows(encode_rows([row]), row.leader_id)
 
 
 def _append(*entries: Entry) -> AppendRequest:

@@ -649,6 +649,13 @@ UNAUTHORIZED: Final = Metric(
     "send, by kind",
     ("command",),
 )
+REQUESTS_REFUSED: Final = Metric(
+    "raftmq_peer_requests_refused_total",
+    "counter",
+    "Requests that other nodes may not make of this one (leaderships that they cannot have, "
+    "deliveries of others, orders of a controller), by kind",
+    ("request",),
+)
 AUDIT_LINES: Final = Metric(
     "raftmq_audit_lines_total",
     "counter",
@@ -757,6 +764,8 @@ def _collect_server(node: NodeCore, scrape: Scrape) -> Iterator[Work | None]:
         scrape[DENIALS].add((kind, operation), count)
     for command, count in sorted(node.engine.unauthorized.items()):
         scrape[UNAUTHORIZED].add((command,), count)
+    for request, count in sorted(node.control.peer_requests.refused.items()):
+        scrape[REQUESTS_REFUSED].add((request,), count)
     for audited, count in sorted(node.audit.lines.items()):
         scrape[AUDIT_LINES].add(audited, count)
     for reason, count in sorted(node.audit.left_out.items()):
@@ -799,6 +808,7 @@ SERVER: Final = Collector(
         AUTHENTICATIONS,
         DENIALS,
         UNAUTHORIZED,
+        REQUESTS_REFUSED,
         AUDIT_LINES,
         AUDIT_LEFT_OUT,
         *(metric for metric, _ in _TOPIC),
