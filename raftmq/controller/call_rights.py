@@ -66,7 +66,7 @@ def _creates(call: CreateTopicsCall, image: MetadataImage) -> Iterator[Need]:
         yield (_Op.CREATE, _CLUSTER, CLUSTER_NAME), (_Op.CREATE, _TOPIC, topic.name)
         for name, value in topic.configs.items():
             if name in BEHIND and value:
-                yield ((BEHIND[name], _TOPIC, _judged_as(image, value.strip())),)
+                yield ((BEHIND[name], _TOPIC, image.source_of(value.strip())),)
 
 
 def _deletes(call: DeleteTopicsCall, image: MetadataImage) -> Iterator[Need]:
@@ -75,12 +75,12 @@ def _deletes(call: DeleteTopicsCall, image: MetadataImage) -> Iterator[Need]:
         known = image.topic_by_id(topic_id) or image.view_by_id(topic_id)
         named += [known.name] if known is not None else []  # else there is nothing to delete
     for name in named:
-        yield ((_Op.DELETE, _TOPIC, _judged_as(image, name)),)
+        yield ((_Op.DELETE, _TOPIC, image.source_of(name)),)
 
 
 def _adds_partitions(call: CreatePartitionsCall, image: MetadataImage) -> Iterator[Need]:
     for topic in call.topics:
-        yield ((_Op.ALTER, _TOPIC, _judged_as(image, topic.name)),)
+        yield ((_Op.ALTER, _TOPIC, image.source_of(topic.name)),)
 
 
 def _alters_configs(call: AlterConfigsCall, image: MetadataImage) -> Iterator[Need]:
@@ -88,7 +88,7 @@ def _alters_configs(call: AlterConfigsCall, image: MetadataImage) -> Iterator[Ne
         if one.resource_type == BROKER_RESOURCE:
             yield ((_Op.ALTER_CONFIGS, _CLUSTER, CLUSTER_NAME),)
         else:
-            yield ((_Op.ALTER_CONFIGS, _TOPIC, _judged_as(image, one.resource_name)),)
+            yield ((_Op.ALTER_CONFIGS, _TOPIC, image.source_of(one.resource_name)),)
 
 
 CALL_NEEDS: Final[dict[type, Needs]] = {
@@ -165,11 +165,3 @@ def _refused(message: str) -> CallRefusal:
 
 NOBODY_ASKS: Final = _refused("the call does not say on whose behalf it is made")
 """For a call without an asker."""
-
-
-def _judged_as(image: MetadataImage, name: str) -> str:
-    """By which name rights are asked for: a view over what is retired has those of its topic."""
-    view = image.views.get(name)
-    if view is None or view.condition:
-        return name
-    return image.topic_names.get(view.source, name)

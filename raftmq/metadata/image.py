@@ -290,6 +290,11 @@ class ViewImage:
     condition: str = ""
     creation_epoch: int = -1
 
+    def source_name(self, topic: str) -> str:
+        """The name under which its offsets are kept and rights to it are judged; `topic` is that
+        of the topic that it looks at."""
+        return self.name if self.condition else topic
+
 
 @frozen(slots=True)
 class RemovalImage:
@@ -477,6 +482,12 @@ class MetadataImage:
         """The partition of that number of a topic by its id or alias, None when there is none."""
         topic = self.topic_by_id(topic_id)
         return None if topic is None else topic.partition(number)
+
+    def source_of(self, name: str) -> str:
+        """The name whose offsets and rights count for a topic or a view."""
+        view = self.views.get(name)
+        topic = None if view is None else self.topic_names.get(view.source)
+        return name if view is None or topic is None else view.source_name(topic)
 
     def view_of(self, topic_id: TopicId) -> ViewImage | None:
         """The view over the retired partitions of a topic, None when there is none."""

@@ -137,7 +137,7 @@ class View:
     @property
     def source_name(self) -> str:
         """The name under which its offsets are kept and rights to it are judged."""
-        return self.image.name if self.image.condition else self.topic.name
+        return self.image.source_name(self.topic.name)
 
     def is_retired(self, index: int) -> bool:
         """True of a number that the topic lists no more, and that is not gone."""
@@ -207,8 +207,7 @@ class Views:
 
     def source_of(self, name: str) -> str:
         """The name whose offsets and rights count for a topic or a view."""
-        view = self.find(name, None)
-        return name if view is None else view.source_name
+        return self._image_of().source_of(name)
 
     def is_reserved(self, name: str) -> bool:
         """True of a name under which no topic is created automatically."""
