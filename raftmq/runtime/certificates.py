@@ -14,7 +14,8 @@ import os
 import re
 import ssl
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -220,8 +221,11 @@ class ServerTls(Watched[Certificates]):
         return load(self.files)
 
 
-def load(files: PemFiles) -> Certificates:
+def load(files: PemFiles, *others: ssl.SSLContext) -> Certificates:
     """Read a port's files.
+
+    Args:
+        others: contexts of the same port that are to trust the same.
 
     Raises:
         ConfigError: one cannot be used; it names the key and the file.
@@ -229,7 +233,7 @@ def load(files: PemFiles) -> Certificates:
     mark = _mark(files)
     context = new_server_context()
     expires_s = show(context, files)
-    revoked = trust(context, files)
+    revoked = _trust([context, *others], files)
     return Certificates(context, expires_s, mark, revoked)
 
 
@@ -274,35 +278,53 @@ def show(context: ssl.SSLContext, files: PemFiles) -> float:
     return expires_s
 
 
-def trust(context: ssl.SSLContext, files: PemFiles) -> Revoked:
-    """Let a context trust the CAs of these files, less the certificates that they revoked.
+def _trust(contexts: Sequence[ssl.SSLContext], files: PemFiles) -> Revoked:
+    """Let contexts trust the CAs of these files, less the certificates that they revoked. Each file
+    is read once, so all of them, and what is returned, are of one state of it.
 
     Raises:
         ConfigError: as `load`.
     """
-    context.verify_mode = files.verify_mode
-    if files.ca is not None:
-        ca_text = _text(files, files.ca_key, files.ca)
+    ca_text = None if files.ca is None else _text(files, files.ca_key, files.ca)
+    for context in contexts:
+        context.verify_mode = files.verify_mode
+        if files.ca is None or ca_text is None:
+            continue
         try:
             context.load_verify_locations(cadata=ca_text)
         except (ssl.SSLError, ValueError):
             raise _refusal(files, files.ca_key, files.ca, "no certificate in PEM") from None
     if files.crl is None:
         return NONE_REVOKED
-    revoked = _revoked(files, files.crl)
+    crl_text = _text(files, files.crl_key, files.crl)
+    revoked = _revoked(files, files.crl, crl_text)
     try:
-        context.load_verify_locations(cafile=files.crl)
+        with _as_file(crl_text) as path:
+            for context in contexts:
+                context.load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError):
         raise _refusal(files, files.crl_key, files.crl, "no CRL in PEM") from None
-    # The list of a certificate's issuer has to be there and has to be good: OpenSSL refuses what it
-    # cannot look up.
-    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    for context in contexts:
+        # The list of a certificate's issuer has to be there and has to be good: OpenSSL refuses
+        # what it cannot look up.
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return revoked
 
 
-def _revoked(files: PemFiles, path: Path) -> Revoked:
+@contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """The path of a file in memory with that text: OpenSSL takes CRLs from files alone."""
+    descriptor = os.memfd_create("revoked certificates", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "w", closefd=False) as file:
+            file.write(text)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _revoked(files: PemFiles, path: Path, text: str) -> Revoked:
     """What a file of CRLs says; whether a CA has signed them is found at each handshake."""
-    text = _text(files, files.crl_key, path)
     try:
         lists = [_read_crl(b64decode("".join(block.split()))) for block in _CRL.findall(text)]
     except (ValueError, IndexError):

@@ -24,7 +24,7 @@ from attrs import frozen
 
 from raftmq.config import PEER_TLS_ACCEPT, PEER_TLS_OFF, ConfigError, NodeConfig
 from raftmq.errors import RemoteProtocolError
-from raftmq.runtime.certificates import Certificates, PemFiles, ServerTls, load, show, trust
+from raftmq.runtime.certificates import Certificates, PemFiles, ServerTls, load, show
 from raftmq.runtime.handshake import (
     HANDSHAKE_RECORD,
     HandshakeError,
@@ -241,11 +241,10 @@ def load_peer_files(files: PemFiles, own_id: int) -> PeerCertificates:
     Raises:
         ConfigError: they cannot be used, or the certificate does not name this node.
     """
-    server = load(files)
     dialling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     dialling.check_hostname = False  # the node's name is looked for by `named_node`
+    server = load(files, dialling)
     show(dialling, files)
-    trust(dialling, files)
     refusal = f"{files.names.format('certificate_file')} {files.certificate}"
     client_end, server_end = TlsLayer(dialling), TlsLayer(server.context, is_server=True)
     try:

@@ -183,6 +183,29 @@ def test_nodes_refuse_one_whose_certificate_was_revoked_on_both_sides(tmp_path: 
         meet(theirs.context, mine.dialling)
 
 
+def test_cas_and_lists_are_read_once_for_both_directions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a node whose file is replaced meanwhile trusts one thing and looks out for another."""
+    ca = trustme.CA()
+    one, two = ca.issue_cert(node_name(1)), ca.issue_cert(node_name(2))
+    pem = files(tmp_path, ca, one, crl_of(ca, two))
+    read = Path.read_text
+
+    def read_and_spoil(path: Path, *how: Any, **named: Any) -> str:
+        text = read(path, *how, **named)
+        if path in (pem.ca, pem.crl):
+            path.write_text("something else")
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_and_spoil)
+    loaded = load_peer_files(pem, 1)
+    assert loaded.revoked.has(der(two))
+    for context in (loaded.context, loaded.dialling):
+        assert context.verify_flags & ssl.VERIFY_CRL_CHECK_LEAF
+        assert context.cert_store_stats() == {"x509": 1, "crl": 1, "x509_ca": 1}
+
+
 def test_a_node_that_was_revoked_itself_says_so_at_its_start(tmp_path: Path) -> None:
     ca = trustme.CA()
     one = ca.issue_cert(node_name(1))
