@@ -304,9 +304,10 @@ def make_without(cluster: Cluster, liar: Node, first: Node) -> dict[str, TopicId
     """A topic and its delay topic of which a node holds nothing; `first` leads them."""
     others = [n.node_id for n in cluster.nodes.values() if n not in (liar, first)]
     placement = [[first.node_id, *others]]
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     for name, config in (("u", {}), ("u.later", {"raftmq.delivers.to": "u"})):
         new = NewTopic(name, 1, replica_assignment=placement, config=config)
-        AdminClient({"bootstrap.servers": cluster.bootstrap}).create_topics([new])[name].result(60)
+        admin.create_topics([new])[name].result(60)
         wait_until(partial(preferred_lead, cluster.bootstrap, name), 60, "it is led")
     folders = {name: first.partition_folder(name).parent.name for name in ("u", "u.later")}
     return {name: TopicId(UUID(f.removeprefix(f"{name}-"))) for name, f in folders.items()}
