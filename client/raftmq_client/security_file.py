@@ -76,6 +76,7 @@ _SAME: Final = {
     "ssl.key.pem": "ssl.keystore.key",
 }
 """Words of one of librdkafka and Java for what the other one calls otherwise."""
+_PROVIDER: Final = re.compile(r"\w+(\.\w+)*:\w+")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
@@ -255,7 +256,8 @@ def _read_tokens(words: Mapping[str, str]) -> TokenSource:
     url: str | None = words.get(f"{_BEARER}token.endpoint.url")
     if url is not None and url.startswith("file:"):
         file, url = _path_of(url), None
-    if (file is None) == (url is None):
+    provider = words.get(f"{_BEARER}token.provider")
+    if (file, url, provider).count(None) != 2:
         raise WordError(
             f"{_BEARER}token_file", f"or {_BEARER}token.endpoint.url is wanted, one of both"
         )
@@ -265,9 +267,10 @@ def _read_tokens(words: Mapping[str, str]) -> TokenSource:
     for pair in filter(None, words.get(f"{_BEARER}extensions", "").split(",")):
         name, _, value = pair.partition("=")
         extensions[name.strip()] = value
-    if file is not None:
-        return TokenSource(file=file, extensions=extensions)
-    assert url is not None
+    if url is None:
+        if provider is not None and not _PROVIDER.fullmatch(provider):
+            raise WordError(f"{_BEARER}token.provider", f"is module:function, not {provider!r}")
+        return TokenSource(file=file, extensions=extensions, provider=provider)
     if why := endpoint_error(url):
         raise WordError(f"{_BEARER}token.endpoint.url", why)
     client_id = words.get(f"{_BEARER}client.id", jaas.get("clientId"))
@@ -276,7 +279,9 @@ def _read_tokens(words: Mapping[str, str]) -> TokenSource:
         if not said:
             raise WordError(f"{_BEARER}{missing}", "is missing")
     scope = words.get(f"{_BEARER}scope", jaas.get("scope", ""))
-    return TokenSource(None, url, client_id or "", secret or "", scope, extensions)
+    secret_file = words.get(f"{_BEARER}client.secret_file")
+    said_secret = "" if secret_file is not None else secret or ""
+    return TokenSource(None, url, client_id or "", said_secret, scope, extensions, secret_file)
 
 
 def _path_of(url: str) -> str:

@@ -3,19 +3,22 @@
 Owns the words of Kafka's client configuration that have a meaning here; any other `kafka.*` option
 is refused by name, since passing it over in silence would be a lie. Key stores are PEM (KIP-651):
 Java's own formats cannot be read without Java. `ClientSettings` is plain data, so that executors
-build their own TLS context from it.
+build their own TLS context from it, and get their own tokens: it says where from, and holds no
+token, nor the secret by which a server gives one.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from raftmq_client.core.security import Security
+from raftmq_client.core.security import OAuthBearer, Security
 from raftmq_client.errors import UsageError
 from raftmq_client.security_file import ClientAccess, WordError, read_access
+from raftmq_client.tokens import TokenSource
 from raftmq_spark.errors import OptionError
 
 _KNOWN: Final = (
@@ -28,6 +31,14 @@ _KNOWN: Final = (
     "kafka.security.protocol",
     "kafka.sasl.mechanism",
     "kafka.sasl.jaas.config",
+    "kafka.sasl.login.callback.handler.class",
+    "kafka.sasl.oauthbearer.token_file",
+    "kafka.sasl.oauthbearer.token.endpoint.url",
+    "kafka.sasl.oauthbearer.token.provider",
+    "kafka.sasl.oauthbearer.client.id",
+    "kafka.sasl.oauthbearer.client.secret_file",
+    "kafka.sasl.oauthbearer.scope",
+    "kafka.sasl.oauthbearer.extensions",
     "kafka.ssl.truststore.type",
     "kafka.ssl.truststore.location",
     "kafka.ssl.truststore.certificates",
@@ -40,6 +51,7 @@ _KNOWN: Final = (
 )
 FETCH_BYTES: Final = 8 << 20
 TIMEOUT_MS: Final = 60_000
+BEARERS_MAX: Final = 64
 _FETCH_BYTES_LIMITS: Final = (64 << 10, 64 << 20)
 
 
@@ -59,13 +71,33 @@ class ClientSettings:
     def security(self) -> Security | None:
         """What our client takes as `security=`; None for plain text.
 
+        Tokens are shared by all clients of this process: a worker reads many ranges.
+
         Raises:
-            OptionError: a certificate file cannot be read.
+            OptionError: a certificate file cannot be read, or a function for tokens not imported.
         """
         try:
-            return self.access.security()
+            security = self.access.security()
+            if security is None or self.access.tokens is None:
+                return security
+            return evolve(security, sasl=_bearer(self.access.tokens))
         except UsageError as error:
             raise OptionError(f"kafka.{error}") from error
+
+
+_bearers: Final[dict[str, OAuthBearer]] = {}
+_bearers_lock: Final = threading.Lock()
+
+
+def _bearer(tokens: TokenSource) -> OAuthBearer:
+    """What shows the tokens of that source in this process, with the last one while it is good."""
+    with _bearers_lock:
+        known = _bearers.get(repr(tokens))  # it shows no secret, and has none here
+        if known is None:
+            if len(_bearers) >= BEARERS_MAX:
+                _bearers.clear()
+            known = _bearers[repr(tokens)] = tokens.bearer()
+        return known
 
 
 def read_client_settings(texts: Mapping[str, str], bootstrap: str) -> ClientSettings:
@@ -92,6 +124,11 @@ def read_client_settings(texts: Mapping[str, str], bootstrap: str) -> ClientSett
         access = read_access(words)
     except WordError as error:
         raise OptionError(f"option 'kafka.{error.word}' {error.why}") from error
+    if access.tokens is not None and access.tokens.client_secret:
+        raise OptionError(
+            "option 'kafka.sasl.jaas.config' says a clientSecret, which would go to executors with"
+            " the plan: name a file there by 'kafka.sasl.oauthbearer.client.secret_file'"
+        )
     return ClientSettings(
         bootstrap=bootstrap,
         client_id=texts.get("kafka.client.id", "raftmq-spark"),

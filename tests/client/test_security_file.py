@@ -13,7 +13,13 @@ import pytest
 import trustme
 
 from raftmq_client import AuthenticationError, Plain, Scram, UsageError
-from raftmq_client.security_file import ClientAccess, SecurityFile, read_security_file
+from raftmq_client.security_file import (
+    ClientAccess,
+    SecurityFile,
+    WordError,
+    read_access,
+    read_security_file,
+)
 from tests.runtime.test_token_keys import Server
 
 SECRET = "pass:w0rd = not; shown"
@@ -196,9 +202,54 @@ def test_tokens_come_from_a_server_for_a_secret(tmp_path: Path, words: str) -> N
         tokens.fetch()
 
 
+def test_a_secret_in_a_file_is_read_whenever_a_token_is_needed(tmp_path: Path) -> None:
+    path = write(tmp_path / "secret", "first\n")
+    with closing(Server()) as server:
+        server.body = b'{"access_token": "a.token"}'
+        url = f"http://127.0.0.1:{server.port}/token"
+        words = f'{BEARER}sasl.oauthbearer.token.endpoint.url = "{url}"\n'
+        words += 'sasl.oauthbearer.client.id = "a"\nsasl.oauthbearer.client.secret_file = "secret"'
+        access = read(tmp_path, words).access
+        assert b"first" not in pickle.dumps(access)
+        assert access.tokens is not None
+        for secret in ("first", "second"):
+            path.write_text(f"{secret}\n")
+            assert access.tokens.fetch() == "a.token"
+            shown, _ = server.told[-1]
+            assert base64.b64decode(shown.removeprefix("Basic ")).decode() == f"a:{secret}"
+        path.unlink()
+        with pytest.raises(AuthenticationError, match="secret: No such file"):
+            access.tokens.fetch()
+
+
+def a_token() -> str:
+    return "of.a.function"
+
+
+def test_tokens_come_from_a_function_that_is_named() -> None:
+    words = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
+    named = {"sasl.oauthbearer.token.provider": f"{__name__}:a_token"}
+    tokens = read_access(words | named).tokens
+    assert tokens is not None
+    assert tokens.fetch() == tokens.bearer().prepare() == "of.a.function"
+    for name in ("no.such:f", f"{__name__}:nothing"):
+        tokens = read_access({**words, "sasl.oauthbearer.token.provider": name}).tokens
+        assert tokens is not None
+        with pytest.raises(UsageError, match=f"token.provider: {name}: "):
+            tokens.bearer()
+    with pytest.raises(WordError, match=r"is module:function, not 'os\.system'"):
+        read_access({**words, "sasl.oauthbearer.token.provider": "os.system"})
+    with pytest.raises(WordError, match="one of both"):
+        read_access(words | named | {"sasl.oauthbearer.token_file": "t"})
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (
+            f'{BEARER}sasl.oauthbearer.token.provider = "m:f"',
+            "'sasl.oauthbearer.token.provider' has no meaning here",
+        ),
         (BEARER, "'sasl.oauthbearer.token_file' or sasl.oauthbearer.token.endpoint.url"),
         (
             f'{BEARER}sasl.oauthbearer.token.endpoint.url = "http://example.org/t"',

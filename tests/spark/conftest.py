@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -19,6 +20,7 @@ from raftmq_spark.session import check_prerequisites, spark_session
 from tests.live.harness import Cluster, lack
 from tests.tree import PYTHONPATH
 
+TOKEN_FILE: Final = "TESTS_TOKEN_FILE"
 Produced = dict[int, list[tuple[bytes | None, bytes | None]]]
 
 
@@ -32,8 +34,22 @@ def extra(module: str) -> Any:
         pytest.skip(f"needs the extra spark: {error}", allow_module_level=True)
 
 
+def told_token() -> str:
+    """A function for tokens, as the source imports it by name in this process and in workers."""
+    return Path(os.environ[TOKEN_FILE]).read_text()
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def told_token_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where `told_token` looks, in each process that is started from now on, too."""
+    with pytest.MonkeyPatch.context() as environment:
+        path = tmp_path_factory.mktemp("tokens") / "token"
+        environment.setenv(TOKEN_FILE, str(path))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, told_token_file: Path) -> Iterator[Any]:
     """A local session that fails a job only when a task failed twice."""
     try:
         check_prerequisites()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftmq.types import TopicPartition
-from raftmq_client.core.security import Plain, Scram
+from raftmq_client.core.security import OAuthBearer, Plain, Scram
 from raftmq_spark.errors import OptionError
 from raftmq_spark.options import COLUMNS, BoundKind, SourceOptions, read_options
 
@@ -204,6 +204,57 @@ def test_security_is_mapped_and_kept_out_of_sight(mechanism: str) -> None:
     assert (security.sasl.username, security.sasl.password) == ("alice", "s;e cret")
     assert security.sasl.mechanism == mechanism
     assert isinstance(security.sasl, Plain if mechanism == "PLAIN" else Scram)
+
+
+BEARER = {
+    **SERVERS,
+    "subscribe": "t",
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "OAUTHBEARER",
+}
+
+
+def test_where_tokens_come_from_goes_to_executors_and_no_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("s;e cret")
+    said = {
+        "token.endpoint.url": "https://issuer.example/token",
+        "client.id": "orders",
+        "client.secret_file": str(secret),
+        "scope": "kafka",
+        "extensions": "pool=x",
+    }
+    named = {f"kafka.sasl.oauthbearer.{name}": value for name, value in said.items()}
+    options = read_options(BEARER | named)
+    sent = pickle.dumps(options)
+    assert b"s;e cret" not in sent
+    one, two = (pickle.loads(sent).client.security().sasl for _ in range(2))
+    assert isinstance(one, OAuthBearer)
+    assert one is two, "the clients of a process share a token"
+    other = BEARER | {"kafka.sasl.oauthbearer.token_file": str(secret)}
+    assert read_options(other).client.security().sasl is not one
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({}, "'kafka.sasl.oauthbearer.token_file' or"),
+        ({"kafka.sasl.oauthbearer.client.secret": "s"}, "has no meaning here"),
+        ({"kafka.sasl.oauthbearer.token.provider": "m.f"}, "is module:function"),
+        (
+            {
+                "kafka.sasl.oauthbearer.token.endpoint.url": "https://issuer.example/token",
+                "kafka.sasl.jaas.config": 'x required clientId="a" clientSecret="s3cret";',
+            },
+            "'kafka.sasl.oauthbearer.client.secret_file'",
+        ),
+    ],
+)
+def test_tokens_that_are_refused(more: dict[str, str], named: str) -> None:
+    with pytest.raises(OptionError, match=named) as caught:
+        read_options(BEARER | more)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_a_certificate_of_ones_own() -> None:
