@@ -229,6 +229,8 @@ class ControlPlane:
 
     Attributes:
         take_delivery: appends a delivery to a partition that this node leads.
+        turned_away: replaced and removed nodes that came back to this controller with their old
+            data, and the refusal that each was given; until one registers, with an empty disk.
     """
 
     take_delivery: TakeDelivery = staticmethod(take_no_delivery)
@@ -250,6 +252,7 @@ class ControlPlane:
         sizes_here: SizesHere,
         authorizer: Authorizer | None,
         call_refused: CallRefused,
+        request_refused: Callable[[NodeId, str, str], None],
         drain_later: Callable[[], None],
     ) -> None:
         """Compose.
@@ -269,13 +272,14 @@ class ControlPlane:
             sizes_here: the bytes of each partition that is led here.
             authorizer: says what clients may do; None where they may do everything.
             call_refused: told of each admin call that is not decided, for want of a right.
+            request_refused: told of any other request: the node, what kind it is of, why.
             drain_later: called when there is something for `drain`.
         """
         self.node_id = info.replica_id.node_id
         self.self_id = info.replica_id
         self.engine = engine
         self.leaders = LeaderTable()
-        self.peer_requests = PeerRequests(engine, self.leaders, clock)
+        self.peer_requests = PeerRequests(engine, self.leaders, clock, request_refused)
         self._forwarder = _Loopback(self.node_id, forwarder, self.receive)
         self._clock = clock
         self._move_locally = move_locally
@@ -299,8 +303,6 @@ class ControlPlane:
             learn_address=learn_address,
         )
         self.turned_away: dict[NodeId, str] = {}
-        """Replaced and removed nodes that came back to this controller with their old data, and the
-        refusal that each was given; until one registers, with an empty disk."""
         self.leaders.on_change(self._leader_changed)
         engine.on_image(self._image_changed)
 

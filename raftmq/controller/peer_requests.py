@@ -89,8 +89,16 @@ class PeerRequests:
         refused: how many requests were refused, by their kind.
     """
 
-    def __init__(self, engine: DrivenEngine, leaders: LeaderTable, clock: Clock) -> None:
-        """`engine` has the image and its barriers, `leaders` takes the rows that are allowed."""
+    def __init__(
+        self,
+        engine: DrivenEngine,
+        leaders: LeaderTable,
+        clock: Clock,
+        on_refused: Callable[[NodeId, str, str], None],
+    ) -> None:
+        """`engine` has the image and its barriers, `leaders` takes the rows that are allowed;
+        `on_refused(sender, kind, why)` is told of each request that is refused."""
+        self._on_refused = on_refused
         self._engine = engine
         self._leaders = leaders
         self._clock = clock
@@ -146,8 +154,9 @@ class PeerRequests:
         return answer
 
     def _refuse(self, sender: NodeId, kind: str, reason: str) -> None:
-        """Count it, and tell it once of each sender and kind."""
+        """Count it, and log it once of each sender and kind."""
         self.refused[kind] = self.refused.get(kind, 0) + 1
+        self._on_refused(sender, kind, reason)
         if (sender, kind) in self._told:
             return
         if len(self._told) >= TOLD_MAX:  # where nobody proves which node it is

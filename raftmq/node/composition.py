@@ -281,6 +281,7 @@ class NodeCore:
             sizes_here=self._sizes_here,
             authorizer=authorizer_of(config, lambda: self.engine.image.rules),
             call_refused=self._call_refused,
+            request_refused=self._request_refused,
             drain_later=self._drain_later,
         )
         self._compose_transactions()
@@ -348,8 +349,15 @@ class NodeCore:
 
     def _command_refused(self, sender: NodeId, kind: str, why: str) -> None:
         """Tell of a command that another node may not send; it is counted and logged already."""
+        self._node_refused(sender, kind, "forward", why)
+
+    def _request_refused(self, sender: NodeId, kind: str, why: str) -> None:
+        """The same of a request."""
+        self._node_refused(sender, kind, "ask", why)
+
+    def _node_refused(self, sender: NodeId, kind: str, operation: str, why: str) -> None:
         who, resource = Who(None, "", PEER_LISTENER), f"{Kind.CLUSTER}:{CLUSTER_NAME}"
-        self.audit.denial(who, kind, "forward", resource, by_node=sender, why=why)
+        self.audit.denial(who, kind, operation, resource, by_node=sender, why=why)
 
     def _replica_of(self, topic_id: TopicId, index: int) -> Partition | None:
         return self.partitions.registry.by_id(topic_id, index)

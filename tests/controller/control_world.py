@@ -255,6 +255,7 @@ class WorldNode:
             sizes_here=tuple,
             authorizer=None,
             call_refused=lambda *_refused: None,
+            request_refused=lambda *_refused: None,
             drain_later=self._drain_later,
         )
 

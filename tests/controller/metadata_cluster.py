@@ -244,6 +244,7 @@ class Node:
             sizes_here=lambda: self.sizes,
             authorizer=cluster.authorizer_of(self),
             call_refused=lambda *refused: cluster.refused.append(refused),
+            request_refused=lambda *refused: cluster.refused.append(refused),
             drain_later=lambda: None,
         )
         self.engine.attach(self.replica, cluster.voters)

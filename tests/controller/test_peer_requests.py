@@ -100,6 +100,7 @@ def test_a_node_leads_what_it_holds_and_nothing_else(cluster: MetadataCluster) -
     assert leader(cluster, MINE, at=3) == (2, 7)
     assert leader(cluster, OTHERS, at=3) == (1, 5)
     assert refused(cluster, at=3) == {"LeaderUpdate": 2}
+    assert cluster.refused == [(2, "LeaderUpdate", told[0]["why"])] * 2, "the audit file has all"
     assert told == [
         {
             "event": "request of another node refused",
