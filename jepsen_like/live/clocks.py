@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -28,6 +29,7 @@ CACHE_S: Final = 1
 """So long after a change of its file a clock may go on as before."""
 _PROBE: Final = "import time; print(time.time(), time.monotonic())"
 DAY_S: Final = 86_400.0
+SIZES_S: Final = (0.2, 5.0, 3600.0, 20 * DAY_S)
 
 
 @frozen
@@ -90,10 +92,12 @@ def move(node: Node, offset_s: float) -> None:
     set_off(_file(node), offset_s)
 
 
-def draw_offset(rng: Random) -> float:
-    """A little, a lot, or weeks."""
-    size = rng.choice([0.2, 5.0, 3600.0, 20 * DAY_S])
-    return rng.uniform(-size, size)
+def offsets(rng: Random) -> Iterator[float]:
+    """How far clocks are to be off, in seconds: a little, a lot, or weeks; each before any of them
+    comes again."""
+    while True:
+        for size in rng.sample(SIZES_S, len(SIZES_S)):
+            yield rng.uniform(-size, size)
 
 
 def put_right(cluster: Cluster) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jepsen_like.live.links import Links
-from jepsen_like.live.scarcity import Patience, Sampler, Scarcity
+from jepsen_like.live.scarcity import CLIENTS, LINKS, NODES, OWN, Patience, Sampler, Scarcity
 from jepsen_like.live.storage import Disk
 
 POLL_S: Final = 0.05
@@ -293,7 +293,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start all nodes and wait until the cluster is well."""
-        self._sampler = Sampler(self.scarcity, self._pids)
+        self._sampler = Sampler(self.scarcity, self._kinds)
         for node in self.nodes.values():
             node.start()
         self.wait_whole(60)
@@ -307,9 +307,13 @@ class Cluster:
         for node in self.nodes.values():
             node.disk.close()
 
-    def _pids(self) -> list[int]:
+    def _kinds(self) -> dict[int, str]:
+        """All processes of the run."""
+        kinds = {os.getpid(): OWN, **dict.fromkeys(self.links.pids, LINKS)}
+        kinds.update(dict.fromkeys(self.client_pids, CLIENTS))
         processes = [node.process for node in [*self.nodes.values()]]
-        return [*self.client_pids, *(process.pid for process in processes if process is not None)]
+        kinds.update({process.pid: NODES for process in processes if process is not None})
+        return kinds
 
     def troubles(self) -> list[str]:
         """What keeps the cluster from being as good as new."""

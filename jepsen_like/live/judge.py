@@ -63,6 +63,8 @@ class Judgement:
     """By what became of them: `ok`, `fail`, `info`."""
     struck_commits: int = 0
     """Faults that began while a commit was under way."""
+    cores: dict[str, float] = field(factory=dict)
+    """How many of this machine's cores each kind of process took."""
 
     @property
     def exit_code(self) -> int:
@@ -172,6 +174,7 @@ def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
         found.latency_ms = (latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100])
     if round_.stage is not None:
         timeline, scarcity = round_.stage.timeline, round_.stage.scarcity
+        found.cores = scarcity.cores(round_.began, end)
         found.stalls = stalls(timeline, series.acked_at, end, scarcity)
         if series.transactions:
             found.stalls.insert(1, transactions_stall(timeline, series.committed_at, end, scarcity))

@@ -69,6 +69,10 @@ class Links(Protocol):
         """Take everything away."""
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes that carry what nodes and clients say."""
+
+    @property
     def client_prefix(self) -> tuple[str, ...]:
         """Words before the command of a client."""
 
@@ -96,6 +100,11 @@ class ProxyLinks:
                 start_new_session=True,
             )
         self._answers = self._control.makefile("rb")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The proxy."""
+        return (self._process.pid,)
 
     def place(self, node: int, ports: tuple[int, int, int]) -> Places:
         """Make two listeners that stand for the node's."""

@@ -127,6 +127,11 @@ class NamespaceLinks:
         anchor.run("ip", "route", "add", "default", "via", _address(end, 1))
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """None: the kernel carries it all."""
+        return ()
+
+    @property
     def client_prefix(self) -> tuple[str, ...]:
         """Words before the command of a client."""
         return self._ends[CLIENTS].prefix

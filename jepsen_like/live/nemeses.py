@@ -20,8 +20,10 @@ from jepsen_like.live.damage import spoil_bytes
 from jepsen_like.live.links import CLIENTS, Pair, Weather
 from jepsen_like.live.scarcity import Patience
 from jepsen_like.live.stage import Stage
+from jepsen_like.live.workloads.base import DELAYS
 
 REPLACE_S: Final = 60.0
+ONE_CLOCK: Final = 0.5
 Strike = Callable[[Stage], None]
 Lack = Callable[[Stage], str]
 
@@ -40,6 +42,8 @@ class Nemesis:
     """Why it cannot be done here; empty when it can."""
     needs_proxy: bool = False
     """Passed over in rounds whose links can only be whole or blocked."""
+    is_about: frozenset[str] = frozenset()
+    """Workloads whose promises rest on what it breaks."""
 
 
 def kill_one(stage: Stage) -> None:
@@ -246,25 +250,30 @@ def slow_disk(stage: Stage) -> None:
 
 
 def clock_skew(stage: Stage) -> None:
-    """The wall clocks of some nodes jump, forth and back, while these run."""
-    nodes = stage.choose(stage.rng.randint(1, len(stage.ids)))
+    """The wall clocks of some nodes jump, forth and back, while these run.
+
+    Every other time one clock alone is wrong: then the others know the time, and nothing that rests
+    on it is excused.
+    """
+    is_one = stage.rng.random() < ONE_CLOCK
+    nodes = stage.choose(1 if is_one else stage.rng.randint(2, len(stage.ids)))
     # First under the library that moves clocks, one at a time.
     for node in nodes:
         stage.kill([node])
         clocks.prepare(node)
         stage.start([node])
         stage.wait_up()
-    for _ in range(stage.rng.randint(1, 3)):
+    offsets_s = clocks.offsets(stage.rng)
+    for _ in range(stage.rng.randint(2, 3)):
         for node in nodes:
-            offset_s = clocks.draw_offset(stage.rng)
-            clocks.move(node, offset_s)
+            clocks.move(node, next(offsets_s))
             jump = clocks.measure(node)
             stage.jumps.append(jump)
             stage.tell(
                 f"clocks of {node.node_id}: wall {jump.wall_s:+.1f} s, "
                 f"monotonic {jump.monotonic_s:+.1f} s"
             )
-        stage.hold(1.2, 2.5)
+        stage.hold(2, 4)  # of which the library needs one second, and brokers another
     # The library breaks Python's sleep, on which other faults rest: nobody keeps it.
     for node in nodes:
         stage.kill([node])
@@ -311,7 +320,7 @@ _ALL: Final = (
     Nemesis("power-loss", power_loss, _lacks_power_loss),
     Nemesis("damage", damage),
     Nemesis("slow-disk", slow_disk),
-    Nemesis("clock-skew", clock_skew, _lacks_clocks),
+    Nemesis("clock-skew", clock_skew, _lacks_clocks, is_about=frozenset({DELAYS})),
 )
 OWN_DISKS: Final = frozenset({"full-disk", "power-loss"})
 """Those for which every node needs a disk of its own."""

@@ -135,6 +135,9 @@ class RunReport:
         ]
         if judgement.transactions:
             lines.append(f"  {_transactions_line(round_, judgement)}")
+        if judgement.cores:
+            taken = ", ".join(f"{kind} {cores:.2f}" for kind, cores in judgement.cores.items())
+            lines.append(f"  cores: {taken}")
         lines += [f"  left out: {name}: {why}" for name, why in round_.lacks.items()]
         lines += [f"  {told}" for told in round_.told.get("hung", ())]
         lines += [f"  {told}" for told in map(_fault_line, round_.faults)]
@@ -216,6 +219,7 @@ def _round_json(round_: Round, judgement: Judgement) -> dict[str, Any]:
         "struck_commits": judgement.struck_commits,
         "append_p50_ms": round(judgement.latency_ms[0], 1),
         "append_p99_ms": round(judgement.latency_ms[1], 1),
+        "cores": {kind: round(cores, 3) for kind, cores in judgement.cores.items()},
         "lacks": round_.lacks,
         "hung": list(round_.told.get("hung", ())),
         "faults": [asdict(fault) for fault in round_.faults],

@@ -180,11 +180,15 @@ class LoadProcess:
 
 
 class Deck:
-    """Nemeses in random order, each as often as the others over the whole run."""
+    """Nemeses in random order, each as often as the others over the whole run; before the others of
+    its turn comes one that the run's workloads are about, so that a short run meets it."""
 
-    def __init__(self, nemeses: tuple[Nemesis, ...], rng: Random) -> None:
+    def __init__(
+        self, nemeses: tuple[Nemesis, ...], rng: Random, workloads: tuple[str, ...] = ()
+    ) -> None:
         self._rng = rng
         self._drawn = dict.fromkeys(nemeses, 0)
+        self._is_first = {n: not n.is_about.isdisjoint(workloads) for n in nemeses}
 
     def draw(self, is_fit: Callable[[Nemesis], bool] = lambda _nemesis: True) -> Nemesis | None:
         """One of those that struck least so far and are fit; None when none is.
@@ -195,7 +199,9 @@ class Deck:
         if not fit:
             return None
         least = min(self._drawn[nemesis] for nemesis in fit)
-        chosen = self._rng.choice([nemesis for nemesis in fit if self._drawn[nemesis] == least])
+        rare = [nemesis for nemesis in fit if self._drawn[nemesis] == least]
+        first = [nemesis for nemesis in rare if self._is_first[nemesis]]
+        chosen = self._rng.choice(first or rare)
         self._drawn[chosen] += 1
         return chosen
 
@@ -207,7 +213,7 @@ class Runner:
         self._settings = settings
         self._say = say
         self._rng = Random(settings.seed)
-        self._deck = Deck(settings.nemeses, self._rng)
+        self._deck = Deck(settings.nemeses, self._rng, settings.workloads)
         self._ends_at = 0.0
         self._spent_s: dict[int, float] = {}
         """Time under faults, by the number of nodes."""

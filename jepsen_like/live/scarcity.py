@@ -1,25 +1,35 @@
-"""How long nodes and clients stood ready and had no core, as the kernel counts it.
+"""How long nodes and clients stood ready and had no core, and what they took, as the kernel counts.
 
 Where a host has too few cores, a cluster is late by no fault of its own. `Scarcity` samples what
 each thread of the processes it is told of has waited for a core (`/proc/PID/task/*/schedstat`). Of
 a stretch of time, the wait of the thread that waited longest does not count towards a bound: a
 thread that runs, or sleeps, excuses nothing. A bound is stretched so, and never dropped: by
-`STRETCH_MAX` times itself at most.
+`STRETCH_MAX` times itself at most. What each kind of process ran (`/proc/PID/stat`) tells who took
+the cores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
 SAMPLE_S: Final = 0.5
 STRETCH_MAX: Final = 4.0
 """A bound of 5 s ends after 25 s, whatever the machine lacks."""
+
+CLIENTS: Final = "clients"
+NODES: Final = "nodes"
+LINKS: Final = "links"
+OWN: Final = "the run"
+OWN_KINDS: Final = frozenset({LINKS, OWN})
+"""Kinds of processes that are neither nodes nor clients."""
 
 Thread: TypeAlias = tuple[int, int]
 """A process and one of its threads."""
@@ -39,18 +49,50 @@ def waits_of(pid: int) -> dict[Thread, float]:
     return waits
 
 
+def ran_s(pid: int) -> float | None:
+    """Seconds of a core that a process took so far, with its threads that have ended; None once it
+    is gone."""
+    try:
+        # The name, which stands second and in parentheses, may hold spaces.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
 class Scarcity:
-    """What processes waited for cores, by time."""
+    """What processes waited for cores and what they took, by time."""
 
     def __init__(self) -> None:
         self._at: list[float] = []
         self._waits: list[dict[Thread, float]] = []
+        self._ran: list[dict[str, float]] = []
 
-    def note(self, at: float, waits: dict[Thread, float]) -> None:
-        """Take a sample, later than all before it; a thread that is gone keeps its last one."""
+    def note(
+        self, at: float, waits: dict[Thread, float], ran: Mapping[str, float] | None = None
+    ) -> None:
+        """Take a sample, later than all before it; a thread that is gone keeps its last one.
+
+        Args:
+            waits: seconds that each thread has waited for a core so far.
+            ran: seconds of a core that each kind of process has taken so far.
+        """
         last = self._waits[-1] if self._waits else {}
         self._at.append(at)
         self._waits.append({**last, **waits})
+        self._ran.append(dict(ran or {}))
+
+    def cores(self, began: float, ended: float) -> dict[str, float]:
+        """How many cores each kind of process took on average between these moments; a sample's
+        length more or less. Empty where nothing was sampled."""
+        before = max(bisect_right(self._at, began) - 1, 0)
+        after = min(bisect_left(self._at, ended), len(self._at) - 1)
+        if after <= before:
+            return {}
+        seconds = self._at[after] - self._at[before]
+        first, last = self._ran[before], self._ran[after]
+        return {kind: (last[kind] - first.get(kind, 0.0)) / seconds for kind in sorted(last)}
 
     def waited_s(self, began: float, ended: float) -> float:
         """How long the thread that waited longest between these moments did; a sample's length
@@ -74,9 +116,13 @@ class Scarcity:
 class Sampler:
     """Samples processes in a thread of its own."""
 
-    def __init__(self, scarcity: Scarcity, pids: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, scarcity: Scarcity, kinds: Callable[[], Mapping[int, str]]) -> None:
+        """`kinds` tells which processes there are now, and what each is; those of `OWN_KINDS` may
+        wait for cores without an excuse to anybody."""
         self._scarcity = scarcity
-        self._pids = pids
+        self._kinds = kinds
+        self._ran: Counter[str] = Counter()
+        self._last: dict[int, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scarcity", daemon=True)
         self._thread.start()
@@ -84,11 +130,21 @@ class Sampler:
     def _run(self) -> None:
         while True:
             waits: dict[Thread, float] = {}
-            for pid in self._pids():
-                waits.update(waits_of(pid))
-            self._scarcity.note(time.monotonic(), waits)
+            for pid, kind in self._kinds().items():
+                if kind not in OWN_KINDS:
+                    waits.update(waits_of(pid))
+                self._count(pid, kind)
+            self._scarcity.note(time.monotonic(), waits, self._ran)
             if self._is_over.wait(SAMPLE_S):
                 return
+
+    def _count(self, pid: int, kind: str) -> None:
+        ran = ran_s(pid)
+        if ran is not None:
+            before = self._last.get(pid, 0.0)
+            # A process of the same number that ran for less is another one.
+            self._ran[kind] += ran - before if ran >= before else ran
+            self._last[pid] = ran
 
     def close(self) -> None:
         """Sample no more."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from attrs import evolve
 
 from jepsen_like.history_events import HistoryFile, Recorder
-from jepsen_like.live.clocks import Jump
+from jepsen_like.live.clocks import SIZES_S, Jump, offsets
 from jepsen_like.live.damage import spoil_bytes
 from jepsen_like.live.judge import Judgement, judge
 from jepsen_like.live.nemeses import NEMESES
@@ -183,6 +184,19 @@ def test_a_stall_counts_without_the_wait_for_cores(round_: Round) -> None:
     assert judge(ended).findings == []
 
 
+def test_a_report_tells_who_took_the_cores(round_: Round) -> None:
+    write_history(round_.folder)
+    ended = evolve(round_, ended=110.0)
+    assert ended.stage is not None
+    ended.stage.scarcity.note(100.0, {}, {"clients": 7.0})
+    ended.stage.scarcity.note(110.0, {}, {"clients": 9.5, "nodes": 12.0})
+    found = judge(ended)
+    assert found.cores == {"clients": 0.25, "nodes": 1.2}
+    report = RunReport(Settings(60, (3,), 60, (), (), 1.0, 7, round_.folder), [(ended, found)])
+    assert "  cores: clients 0.25, nodes 1.20\n" in report.to_text()
+    assert report.to_json()["rounds"][0]["cores"] == {"clients": 0.25, "nodes": 1.2}
+
+
 @pytest.mark.parametrize(
     ("change", "name", "exit_code"),
     [
@@ -274,6 +288,25 @@ def test_a_deck_gives_each_its_turn() -> None:
     drawn = [nemesis.name for nemesis in nemeses if nemesis is not None]
     assert all(drawn.count(name) == 3 for name in NEMESES)
     assert drawn[: len(chosen)] != list(NEMESES)
+
+
+def test_what_a_workload_is_about_comes_first_and_no_more_often() -> None:
+    chosen = tuple(NEMESES.values())
+    for seed in range(20):
+        deck = Deck(chosen, Random(seed), ("views", "delays"))
+        drawn = [deck.draw() for _ in range(2 * len(chosen))]
+        names = [nemesis.name for nemesis in drawn if nemesis is not None]
+        assert names[0] == names[len(chosen)] == "clock-skew"
+        assert all(names.count(name) == 2 for name in NEMESES)
+    firsts = [Deck(chosen, Random(seed), ("append", "views")).draw() for seed in range(20)]
+    assert {nemesis.name for nemesis in firsts if nemesis} != {"clock-skew"}
+
+
+def test_clocks_are_off_by_every_size_before_one_comes_again() -> None:
+    for seed in range(20):
+        drawn = sorted(abs(size) for size in islice(offsets(Random(seed)), len(SIZES_S)))
+        assert all(off <= size for off, size in zip(drawn, SIZES_S, strict=True))
+        assert drawn[-1] > 5
 
 
 def test_what_a_round_cannot_do_has_its_turns_in_others() -> None:

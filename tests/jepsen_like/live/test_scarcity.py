@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from jepsen_like.live import scarcity as module
 from jepsen_like.live.progress import longest_stall
-from jepsen_like.live.scarcity import STRETCH_MAX, Patience, Scarcity, waits_of
+from jepsen_like.live.scarcity import STRETCH_MAX, Patience, Sampler, Scarcity, ran_s, waits_of
 
 NODE, CLIENT = (10, 10), (20, 21)
 
@@ -92,3 +93,45 @@ def test_who_shares_a_core_waits_for_it() -> None:
             process.kill()
             process.communicate()
     assert not waits_of(pid), "it is gone"
+
+
+def test_cores_by_kind_of_process() -> None:
+    scarcity = Scarcity()
+    assert scarcity.cores(0, 9) == {}
+    scarcity.note(0, {}, {"clients": 1.0})
+    scarcity.note(2, {}, {"clients": 1.5, "nodes": 3.0})
+    scarcity.note(4, {}, {"clients": 3.5, "nodes": 3.0})
+    assert scarcity.cores(0, 4) == {"clients": 0.625, "nodes": 0.75}
+    assert scarcity.cores(2, 4) == {"clients": 1.0, "nodes": 0.0}
+    assert scarcity.cores(4, 9) == {}, "nothing was sampled then"
+
+
+def test_a_sampler_counts_what_processes_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come and go among them, and one that has the number of an earlier one."""
+    scarcity = Scarcity()
+    told = iter([{7: "nodes", 8: "nodes"}, {7: "nodes"}, {7: "nodes", 9: "clients"}])
+    ran = iter([1.0, 0.5, 1.25, 0.25, 2.0])
+    has_told = threading.Event()
+
+    def kinds() -> dict[int, str]:
+        found = next(told, None)
+        if found is None:
+            has_told.set()
+        return found or {}
+
+    monkeypatch.setattr(module, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(module, "ran_s", lambda _pid: next(ran))
+    sampler = Sampler(scarcity, kinds)
+    assert has_told.wait(10)
+    sampler.close()
+    assert [sample.get("nodes") for sample in scarcity._ran[:3]] == [1.5, 1.75, 2.0]
+    assert scarcity._ran[-1] == {"nodes": 2.0, "clients": 2.0}
+
+
+def test_what_a_process_ran_is_the_kernels_own_count() -> None:
+    before = ran_s(os.getpid())
+    assert before is not None
+    while ran_s(os.getpid()) == before:
+        pass  # a tick of the kernel is 10 ms
+    assert abs((ran_s(os.getpid()) or 0) - sum(os.times()[:2])) < 0.1
+    assert ran_s(1 << 30) is None
