@@ -192,7 +192,8 @@ def _fuzz(arguments: argparse.Namespace, out: TextIO) -> int:
         is_bad = bool(outcome.findings) or outcome.stalls > arguments.stalls_max
         print(
             f"{'FOUND' if is_bad else 'clean'}: {outcome.inputs} inputs, {len(outcome.kinds)} kinds"
-            f" of answers, {outcome.stalls} stalls, canary acknowledged {outcome.acknowledged},"
+            f" of answers, {outcome.stalls} stalls ({outcome.stalls_excused} more while another"
+            f" thread waited for a core), canary acknowledged {outcome.acknowledged},"
             f" p99 {outcome.latency_ms_p99:.0f} ms, {len(outcome.findings)} findings",
             file=out,
         )

@@ -42,6 +42,7 @@ from jepsen_like.fuzz.secured import (
     proved_pieces,
 )
 from jepsen_like.fuzz.spoil import Frame
+from jepsen_like.fuzz.stalls import OtherThreads, read_stall
 from raftmq.testing import Cluster
 from raftmq.types import NodeId, RaftGroupId, TopicId
 from raftmq_client import TopicPartition
@@ -86,8 +87,11 @@ class Outcome:
     findings: list[str] = field(factory=list)
     resident_bytes: dict[int, list[int]] = field(factory=dict)
     stalls: int = 0
+    """Of loops that had a core, while no other thread of their node waited for one."""
+    stalls_excused: int = 0
+    """Of loops that waited for the interpreter, while the thread that had it waited for a core."""
     stall_lines: list[str] = field(factory=list)
-    """What nodes logged of them."""
+    """What nodes logged of both."""
     acknowledged: int = 0
     latency_ms_p99: float = 0.0
 
@@ -113,6 +117,7 @@ class Fuzzer:
         self._statuses = {node: self._status(node) for node in cluster.node_ids}
         self._groups = tuple(_groups_of(cluster.bootstrap, TOPICS))
         self._stalls_before = self._stalls()
+        self._others = OtherThreads(self._pids)
         self.outcome = Outcome()
 
     def run(self, until: Callable[[], bool], progress: Callable[[Outcome], None]) -> None:
@@ -135,8 +140,9 @@ class Fuzzer:
             return
         finally:
             canary.stop()
+            self._others.close()
         outcome = self.outcome
-        outcome.stalls = self._stalls() - self._stalls_before
+        outcome.stalls = self._stalls() - self._stalls_before - outcome.stalls_excused
         outcome.acknowledged = canary.acknowledged
         if canary.latencies_s:
             ordered = sorted(canary.latencies_s)
@@ -269,12 +275,21 @@ class Fuzzer:
             if resident > RESIDENT_BYTES_MAX:
                 self.outcome.findings.append(f"node {node} takes {resident >> 20} MiB")
             said = self._cluster.log(node)
-            fresh = said[self._read_up_to[node] :]
-            self._read_up_to[node] = len(said)
-            self.outcome.stall_lines += [one for one in fresh.split("\n") if _is_own_stall(one)]
+            end = said.rfind("\n") + 1  # the line after it may be under way
+            fresh = said[self._read_up_to[node] : end]
+            self._read_up_to[node] = end
+            self._note_stalls(node, fresh)
             self.outcome.findings += (
                 f"node {node} logged: {told}" for told in self._new_tracebacks(fresh)
             )
+
+    def _note_stalls(self, node: int, said: str) -> None:
+        """Those whose loop had a core, and which of them others explain."""
+        for line in said.split("\n"):
+            stall = read_stall(line)
+            if stall is not None and stall.had_core:
+                self.outcome.stall_lines.append(line)
+                self.outcome.stalls_excused += self._others.explain(node, stall)
 
     def _new_tracebacks(self, said: str) -> Iterator[str]:
         """Each kind of traceback once, with the line of the log that it belongs to."""
@@ -299,11 +314,6 @@ class Fuzzer:
                 return cast(dict[str, Any], json.loads(answer.read()))
         except OSError:
             return {}  # it has ended, which `_look` tells
-
-
-def _is_own_stall(line: str) -> bool:
-    """True for the line of a stall whose loop had a core."""
-    return "loop stalled" in line and "had_core=True" in line
 
 
 def _peer_port(status: dict[str, Any], node: int) -> int:

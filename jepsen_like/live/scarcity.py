@@ -83,6 +83,11 @@ class Scarcity:
         self._waits.append({**last, **waits})
         self._ran.append(dict(ran or {}))
 
+    def forget(self, before: float) -> None:
+        """Drop the samples from before a moment, but for the last of them."""
+        gone = max(bisect_right(self._at, before) - 1, 0)
+        del self._at[:gone], self._waits[:gone], self._ran[:gone]
+
     def cores(self, began: float, ended: float) -> dict[str, float]:
         """How many cores each kind of process took on average between these moments; a sample's
         length more or less. Empty where nothing was sampled."""

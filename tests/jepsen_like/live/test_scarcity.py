@@ -106,6 +106,15 @@ def test_cores_by_kind_of_process() -> None:
     assert scarcity.cores(4, 9) == {}, "nothing was sampled then"
 
 
+def test_old_samples_are_forgotten_but_for_the_last_of_them() -> None:
+    scarcity = sampled((5, 1), (5.25, 1), (5.5, 1.75), (5.5, 2.5))
+    scarcity.forget(-1)
+    assert scarcity.waited_s(0, 1) == 0.25
+    scarcity.forget(2.5)
+    assert scarcity.waited_s(2.5, 3) == 0.5, "the rest of its sample"
+    assert scarcity.waited_s(0, 2) == 0, "nobody knows that any more"
+
+
 def test_a_sampler_counts_what_processes_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that come and go among them, and one that has the number of an earlier one."""
     scarcity = Scarcity()
