@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, cast
 
 from attrs import fields, frozen
 
@@ -25,7 +25,10 @@ SAMPLE_S: Final = 0.05
 KEPT_S: Final = 30.0
 """Stalls are asked about within seconds."""
 _DEFAULTS: Final = fields(NodeConfig)
-LIMIT_MS: Final = STALL_SHARE * _DEFAULTS.tick_ms.default * _DEFAULTS.election_ticks.default
+_ELECTION_MS: Final = cast(int, _DEFAULTS.tick_ms.default) * cast(
+    int, _DEFAULTS.election_ticks.default
+)
+LIMIT_MS: Final = STALL_SHARE * _ELECTION_MS
 """A tick that is later is a stall."""
 _FIELD: Final = re.compile(r"(\w+)=(\S+)")
 

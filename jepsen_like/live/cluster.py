@@ -30,6 +30,8 @@ from jepsen_like.live.scarcity import CLIENTS, LINKS, NODES, OWN, Patience, Samp
 from jepsen_like.live.storage import Disk
 
 POLL_S: Final = 0.05
+POLL_MAX_S: Final = 0.25
+"""Who waits for long asks less often: nodes have better to do with their cores."""
 PORTS: Final = (10_000, 30_000)
 """Below those that the kernel gives to outgoing connections: such a one could take the place of a
 node that is down."""
@@ -66,11 +68,12 @@ def wait_until(
     Raises:
         StuckError: it did not in time, of which what is scarce does not count.
     """
-    patience = Patience(timeout_s, scarcity)
+    patience, pause_s = Patience(timeout_s, scarcity), POLL_S
     while not condition():
         if patience.is_over:
             raise StuckError(f"not within {timeout_s:g} s: {what()}")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, POLL_MAX_S)
 
 
 class Node:
@@ -326,7 +329,7 @@ class Cluster:
             StuckError: with what is wrong.
         """
         wait_until(
-            lambda: not self.troubles(),
+            lambda: not any(node.troubles() for node in self.nodes.values()),  # until the first
             timeout_s,
             lambda: "; ".join(self.troubles()[:8]),
             self.scarcity,

@@ -17,7 +17,7 @@ from jepsen_like.live.nemeses import NEMESES
 from jepsen_like.live.report import RunReport
 from jepsen_like.live.run import Runner, Settings
 from jepsen_like.live.storage import LackError, mount_privately
-from jepsen_like.live.workloads.base import PLANTS, WORKLOADS
+from jepsen_like.live.workloads.base import PLANTS, RESTS_ON, WORKLOADS
 
 ROUND_S: Final = 360.0
 RATE: Final = 500.0
@@ -29,6 +29,12 @@ def _names(known: list[str], text: str) -> tuple[str, ...]:
         if name not in known:
             raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
     return chosen
+
+
+def with_what_they_rest_on(workloads: tuple[str, ...]) -> tuple[str, ...]:
+    """These, and those that write what they read."""
+    wanted = {*workloads, *(RESTS_ON[name] for name in workloads if name in RESTS_ON)}
+    return tuple(name for name in WORKLOADS if name in wanted)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,7 +100,7 @@ def run(arguments: argparse.Namespace, out: TextIO) -> int:
         nodes={"3": (3,), "5": (5,), "mixed": (3, 5)}[arguments.nodes],
         round_s=min(arguments.round_minutes * 60, arguments.minutes * 60),
         nemeses=tuple(NEMESES[name] for name in arguments.nemesis),
-        workloads=arguments.workload,
+        workloads=with_what_they_rest_on(arguments.workload),
         rate=arguments.rate,
         seed=seed,
         links=arguments.links,

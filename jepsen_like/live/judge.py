@@ -88,6 +88,8 @@ class _Series:
     commits: list[tuple[float, float]] = field(factory=list)
     """From when to when a commit was under way."""
     _invoked: dict[int, float] = field(factory=dict)
+    _delayed: dict[int, int] = field(factory=dict)
+    """By operation, how many records are for later."""
 
     def follow(self, events: Iterator[Event]) -> Iterator[Event]:
         """Pass events on."""
@@ -106,6 +108,11 @@ class _Series:
                         self.acked_at[key].append(at)
             elif event.f in ("transaction", "end"):
                 self._transaction(event, at)
+            elif event.f == "delay" and event.type == "invoke":
+                self._delayed[event.op] = count
+            elif event.f == "delay":
+                delayed = self._delayed.pop(event.op)
+                self.acked[int(at - self.began)] += delayed if event.type == "ok" else 0
             elif event.f in _POLLS and count:
                 self.polled[int(at - self.began)] += count
             yield event

@@ -32,6 +32,11 @@ WORKLOADS: Final = (
     *("append", "poll", "group", "registers", "topics"),
     *(TRANSACTIONS, VIEWS, DELAYS),
 )
+RESTS_ON: Final[Mapping[str, str]] = dict.fromkeys(
+    ("poll", "group", "registers", "topics", VIEWS), "append"
+)
+"""Workloads by which no record is acknowledged, for which faults wait; some read what the other one
+writes."""
 PLANTS: Final[Mapping[str, str]] = {
     "reads-uncommitted": "who is to read committed records alone reads all of them",
     "left-open": "a transaction without an end, that does not expire within the run",

@@ -254,6 +254,7 @@ class Senders(Crowd):
                 around.recorder.info(invoked, error=error)
                 continue
             around.recorder.ok(invoked)
+            around.acked_records += len(asked.values)
             self._ledger.acknowledged(asked.values, asked.due_ns)
             known += asked.originals
             del known[:-KNOWN_MAX]
@@ -312,6 +313,7 @@ class Senders(Crowd):
             return False
         if is_commit:
             around.recorder.ok(invoked)
+            around.acked_records += len(asked.values)
             self._ledger.acknowledged(asked.values, asked.due_ns)
         else:
             around.recorder.fail(invoked)

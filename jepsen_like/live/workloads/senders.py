@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -26,10 +27,17 @@ LIBRDKAFKA: Final[tuple[dict[str, Any], ...]] = (
     {"linger.ms": 0, "batch.num.messages": 3},  # many requests in flight
     {"linger.ms": 5, "compression.type": "lz4"},
 )
+WINDOWS: Final = {1: 5}
+"""So many records of a partition may be under way, by number of the producer: as many as librdkafka
+lets an idempotent one have in flight. Whatever waits behind them has the thread of its broker poll
+without a pause until they are answered, where nothing lingers: it took a core of the machine that
+nodes run on."""
 EPOCHS: Final = {"debug": "eos", "log_level": 7}
 """Makes librdkafka say why it raises a producer's epoch, after which records may stand twice."""
 FOR_EVER_MS: Final = 1 << 30
 FULL_S: Final = 0.05
+ROOM_S: Final = 0.5
+"""How soon who waits for room sees that it is over."""
 Settled = Callable[[int, str], None]
 """settled(offset, error): `OFFSET_UNKNOWN` if it was not told; "" if there is none."""
 
@@ -82,6 +90,10 @@ class Librdkafka:
             },
             logger=_epochs_raised(number),
         )
+        self._around = around
+        self._window = WINDOWS.get(number)
+        self._under_way: Counter[tuple[str, int]] = Counter()
+        self._has_room = threading.Condition()
         self._is_done = threading.Event()
         self._poller = threading.Thread(target=self._poll, name=f"appender-{number}")
         self._poller.start()
@@ -100,11 +112,15 @@ class Librdkafka:
         def delivered(
             error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message
         ) -> None:
+            if self._window is not None:
+                self._arrived((topic, partition))
             offset = message.offset()
             # None: a repeated request was answered as a duplicate, which tells no offset.
             is_told = error is None and offset is not None
             settled(offset if is_told else OFFSET_UNKNOWN, "" if error is None else str(error))  # type: ignore[arg-type]
 
+        if self._window is not None:
+            self._wait_for_room((topic, partition), self._window)
         while True:
             try:
                 self._producer.produce(
@@ -119,6 +135,18 @@ class Librdkafka:
                 time.sleep(FULL_S)  # the poller makes room
             else:
                 return
+
+    def _wait_for_room(self, where: tuple[str, int], window: int) -> None:
+        """Take a place among what is under way; without waiting once no answers are waited for."""
+        with self._has_room:
+            while self._under_way[where] >= window and not self._around.is_over.is_set():
+                self._has_room.wait(ROOM_S)
+            self._under_way[where] += 1
+
+    def _arrived(self, where: tuple[str, int]) -> None:
+        with self._has_room:
+            self._under_way[where] -= 1
+            self._has_room.notify_all()
 
     def close(self) -> None:
         """End its thread."""

@@ -16,6 +16,7 @@ from attrs import evolve
 
 from jepsen_like.history_events import HistoryFile, Recorder
 from jepsen_like.live.clocks import SIZES_S, Jump, offsets
+from jepsen_like.live.command import with_what_they_rest_on
 from jepsen_like.live.damage import spoil_bytes
 from jepsen_like.live.judge import Judgement, judge
 from jepsen_like.live.nemeses import NEMESES
@@ -24,6 +25,7 @@ from jepsen_like.live.report import RunReport
 from jepsen_like.live.run import Deck, Fault, Round, Settings
 from jepsen_like.live.scarcity import Scarcity
 from jepsen_like.live.stage import Stage, Standing
+from jepsen_like.live.workloads.base import WORKLOADS
 
 NODES = frozenset({1, 2, 3})
 
@@ -90,6 +92,24 @@ def test_a_lost_write_is_an_anomaly(round_: Round) -> None:
     found = judge(evolve(round_, ended=102.0))
     assert "lost-write" in names(found)
     assert found.exit_code == 1
+
+
+def test_records_for_later_are_acknowledged_ones(round_: Round) -> None:
+    clock = Clock()
+    with HistoryFile(round_.folder / "history.jsonl.zst") as file:
+        recorder = Recorder(file, clock)
+        records: Any = {"later0-0": [(-1, 1), (-1, 2)]}
+        invoked = recorder.invoke(1, "delay", records=records, due=[0, 0])
+        clock.seconds += 1.5
+        recorder.ok(invoked)
+        records = {"later0-0": [(-1, 3)]}
+        recorder.info(recorder.invoke(1, "delay", records=records, due=[0]))
+        seen: Any = {"due-0": [(0, 1), (1, 2)]}
+        stamps = {"due-0": [clock(), clock()]}
+        recorder.ok(recorder.invoke(2, "poll_due"), records=seen, stamps=stamps)
+    found = judge(evolve(round_, ended=102.0))
+    assert found.findings == []
+    assert (found.acked, found.acked_records, found.polled_records) == ([0, 2], 2, 2)
 
 
 def write_transactions(
@@ -279,6 +299,14 @@ def test_the_command_line_needs_no_kafka_client() -> None:
     """Only the load does, in its own process: simulations run where none is installed."""
     code = "import sys, jepsen_like.__main__; sys.exit('confluent_kafka' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_who_reads_has_somebody_who_writes() -> None:
+    assert with_what_they_rest_on(("views", "delays")) == ("append", "views", "delays")
+    assert with_what_they_rest_on(("group", "append")) == ("append", "group")
+    assert with_what_they_rest_on(("topics",)) == ("append", "topics")
+    assert with_what_they_rest_on(WORKLOADS) == WORKLOADS
+    assert with_what_they_rest_on(("transactions", "delays")) == ("transactions", "delays")
 
 
 def test_a_deck_gives_each_its_turn() -> None:
