@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -126,7 +126,7 @@ class Sampler:
         wait for cores without an excuse to anybody."""
         self._scarcity = scarcity
         self._kinds = kinds
-        self._ran: Counter[str] = Counter()
+        self._ran: defaultdict[str, float] = defaultdict(float)
         self._last: dict[int, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scarcity", daemon=True)
