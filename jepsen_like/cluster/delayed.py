@@ -6,7 +6,9 @@
     NothingPendingIsDropped  what was acknowledged, and nobody wanted to cancel, is there in the end
     CancelledStaysAway       what was cancelled, and acknowledged to be, before it was due is not
     AttemptsAreCounted       what comes to be tried again says which attempt that is, and what was
-                             tried often enough comes to the dead topic, nothing else does
+                             tried often enough comes to the dead topic, as does what is given up
+                             where that is drawn, nothing else does
+    GivesUpInTime            no record is given up before it is late by as much as the topic says
 
 The delay topic is a retry topic, with waits so short that they hardly show.
 A batch is sent once, and without a producer id, so nobody but the brokers makes second copies. Each
@@ -28,6 +30,7 @@ from jepsen_like.cluster.kafka import VERSIONS, Kafka, Lost
 from jepsen_like.cluster.tasks import until
 from jepsen_like.invariants import InvariantViolation
 from jepsen_like.virtual_time import EPOCH_MS
+from raftmq.delays.headers import GIVEN_UP
 from raftmq.errors import ErrorCode
 from raftmq.protocol import ApiKey
 from raftmq.protocol.fetch import (
@@ -60,6 +63,7 @@ CONFIGS: Final = {
     "raftmq.retry.min.ms": "1",
     "raftmq.retry.max.ms": "100",
 }
+GIVE_UP_MS: Final = 100
 KEPT: Final = {"retention.bytes": "-1", "retention.ms": "-1"}
 PARTITIONS: Final = 2
 DELAY_MS: Final = (0, 2_500)
@@ -144,7 +148,10 @@ def timed(
 
 async def create_delay_topics(world: ClusterWorld, process: int) -> None:
     """Create the targets, and then the topic that delivers to them."""
-    wanted = ((TARGET, KEPT), (DEAD, KEPT), (LATER, CONFIGS))
+    configs = CONFIGS
+    if world.options.gives_up:
+        configs = {**CONFIGS, "raftmq.delivery.giveup.ms": str(GIVE_UP_MS)}
+    wanted = ((TARGET, KEPT), (DEAD, KEPT), (LATER, configs))
     rows = [topic_row(name, PARTITIONS, configs.items()) for name, configs in wanted]
     await create_in_turn(world, process, rows)
 
@@ -310,10 +317,23 @@ class DelayedReader:
         told = f"{self._topic}-{self._partition}: {value} at {record.offset}"
         attempt = int(dict(record.headers)["raftmq-attempt"] or b"")
         is_dead = self._topic == DEAD
-        if (is_dead, attempt) != (row.is_dead, row.attempt + (not is_dead)):
+        if is_dead and GIVEN_UP in dict(record.headers):
+            self._judge_given_up(row, attempt, told)
+        elif (is_dead, attempt) != (row.is_dead, row.attempt + (not is_dead)):
             raise InvariantViolation("AttemptsAreCounted", f"{told}: {row.attempt}, {attempt}")
         self._judge_times(row, record, told)
         self._world.had_effect("a dead record came" if is_dead else "a delayed record came")
+
+    def _judge_given_up(
+        self, row: Delayed, attempt: int, told: str, limit_ms: float = GIVE_UP_MS
+    ) -> None:
+        """It was late enough to be dead, and was not so by itself."""
+        if row.is_dead or attempt != row.attempt:
+            raise InvariantViolation("AttemptsAreCounted", f"{told}: {row.attempt} of {ATTEMPTS}")
+        now_ms = self._world.now_ms
+        if now_ms + 1 < row.due_ms + limit_ms - row.margin_ms:
+            raise InvariantViolation("GivesUpInTime", f"{told}: due {row.due_ms}, it is {now_ms}")
+        self._world.had_effect("a delayed record was given up")
 
     def _judge_times(self, row: Delayed, record: Record, told: str) -> None:
         """It came no sooner than it was due, and was not cancelled before."""

@@ -134,6 +134,8 @@ class ClusterOptions:
     first node may be wrong from the beginning."""
     delayed_transactions: bool = False
     """It is written to in transactions, too."""
+    gives_up: bool = False
+    """What its target has not taken for some moments is dead there."""
     parting: bool = False
     """Another delay topic loses its target."""
     parting_plain: bool = False
@@ -334,6 +336,7 @@ def _delayed(seed: int, options: ClusterOptions) -> ClusterOptions:
         options,
         delayed=True,
         delayed_transactions=_drawn_by("delays in transactions", seed) < 0.5,
+        gives_up=_drawn_by("given up", seed) < 0.5,
         parting=_drawn_by("parting", seed) < 0.5,
         parting_plain=_drawn_by("parting without retries", seed) < 0.5,
     )

@@ -105,6 +105,12 @@ def _given_up_for_nobody(before: Delivery | None, places: Sequence[Place], at_ms
     return evolve(give_up(before, places, at_ms), given_up=())
 
 
+def _with_what_is_owed(before: Delivery, places: Sequence[Place]) -> Delivery:
+    """What a target may have taken is given up as well."""
+    owed = [Place(before.cursor.due_ms, offset) for offset in before.offsets]
+    return give_up(before, [*owed, *places], before.at_ms)
+
+
 def _bug(
     *targets: tuple[object, str, object], caught_by: tuple[str, ...], begins_at: int = 1
 ) -> Bug:
@@ -155,6 +161,10 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
     ),
     "given-up-are-forgotten": _bug(
         (delays, "give_up", _given_up_for_nobody), caught_by=("NothingPendingIsDropped",)
+    ),
+    "the-owed-are-given-up": _bug(
+        (delays, "give_up_behind", _with_what_is_owed),
+        caught_by=("DeliveredOnce", "NothingPendingIsDropped"),
     ),
     "settled-is-not-counted": _bug(
         (delays, "nothing_after", _not_counted), caught_by=("NothingPendingIsDropped",)

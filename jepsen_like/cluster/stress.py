@@ -137,6 +137,7 @@ def delays(seed: int) -> ClusterOptions:
         delayed=True,
         delayed_transactions=True,
         parting=True,
+        gives_up=True,
         think_ms=(2.0, 20.0),
         records_max=4,
         segment_bytes=2_048,

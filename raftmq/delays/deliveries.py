@@ -13,7 +13,9 @@ A note of no offsets says that all before it was taken: it stands in for one tha
 have to keep, where a lane has not delivered for long.
 
 A note of version 2 *gives up* entries whose target is gone: its lane is done with them, and they
-are dead, due right after the note's own stamp in the order of the other lane.
+are dead, due right after the note's own stamp in the order of the other lane. One of version 3 does
+so with entries behind a delivery that its target has not taken for long: that one may have arrived,
+and stays owed, but those were never sent.
 
 Records of a transaction are pending once its marker says so, due no sooner than right after the
 marker's stamp: a cursor is never above the stamp of what was not read, so it has not passed them.
@@ -24,9 +26,10 @@ Dead records, where there is a topic for them, go in a `Lane` of their own, with
 of their own: a target that takes nothing holds up its own lane alone, and epochs do not count up to
 and fro.
 
-Layout of a note's value: version uint8 (2 where it gives up, else 1), target's topic id 16 bytes,
-partition int32, epoch int16, sequence int32, time of delivery int64, cursor (due int64, offset
-int64), count uint32, then as many offsets int64: of version 2 those that are given up. Its key is
+Layout of a note's value: version uint8 (2 or 3 where it gives up, else 1), target's topic id 16
+bytes, partition int32, epoch int16, sequence int32, time of delivery int64, cursor (due int64,
+offset int64), count uint32, of version 3 how many of these are owed uint32, then as many offsets
+int64: of version 2 those that are given up, of version 3 first those that are owed. Its key is
 `raftmq-delivery`.
 """
 
@@ -86,8 +89,10 @@ EPOCH_MAX: Final = (1 << 15) - 1
 
 _VERSION: Final = 1
 _VERSION_GIVING_UP: Final = 2
+_VERSION_GIVING_UP_BEHIND: Final = 3
 _NOTE: Final = struct.Struct(">B16sihiqqqI")
 _OFFSET: Final = struct.Struct(">q")
+_OWED: Final = struct.Struct(">I")
 _NO_TOPIC: Final = TopicId(UUID(int=0))
 _GROUP: Final = struct.Struct(">16siq")
 
@@ -128,7 +133,8 @@ class Delivery:
         cursor: all that is pending up to there is done with.
         offsets: of the records, in the order in which they are delivered; empty where the note
             only says that the delivery before was taken.
-        given_up: of records that are not delivered, but dead; then `offsets` is empty.
+        given_up: of records that are not delivered, but dead; where there are `offsets` as well,
+            those are of a delivery that was noted before.
     """
 
     topic_id: TopicId
@@ -147,19 +153,22 @@ class Delivery:
 
     def encode(self) -> bytes:
         """The value of its note."""
-        assert not (self.offsets and self.given_up), "a note is of one or of the other"
-        offsets = self.given_up or self.offsets
+        version = _VERSION
+        if self.given_up:
+            version = _VERSION_GIVING_UP_BEHIND if self.offsets else _VERSION_GIVING_UP
         head = _NOTE.pack(
-            _VERSION_GIVING_UP if self.given_up else _VERSION,
+            version,
             self.topic_id.bytes,
             self.partition,
             self.epoch,
             self.sequence,
             self.at_ms,
             *self.cursor,
-            len(offsets),
+            len(self.offsets + self.given_up),
         )
-        return head + b"".join(map(_OFFSET.pack, offsets))
+        if version == _VERSION_GIVING_UP_BEHIND:
+            head += _OWED.pack(len(self.offsets))
+        return head + b"".join(map(_OFFSET.pack, self.offsets + self.given_up))
 
     @classmethod
     def decode(cls, data: Buffer) -> Delivery:
@@ -168,13 +177,19 @@ class Delivery:
         Raises:
             CorruptBatchError: it is no note, or (`NewerNoteError`) of a newer version.
         """
-        if not data or data[0] > _VERSION_GIVING_UP:
+        if not data or data[0] > _VERSION_GIVING_UP_BEHIND:
             raise NewerNoteError(f"a note of version {data[0] if data else None}")
         try:
             version, topic, partition, epoch, sequence, at_ms, due_ms, offset, count = (
                 _NOTE.unpack_from(data)
             )
-            rest = memoryview(data)[_NOTE.size :]
+            owed, rest = count, memoryview(data)[_NOTE.size :]
+            if version == _VERSION_GIVING_UP:
+                owed = 0
+            elif version == _VERSION_GIVING_UP_BEHIND:
+                (owed,), rest = _OWED.unpack_from(rest), rest[_OWED.size :]
+                if not 0 < owed < count:
+                    raise CorruptBatchError(f"a note of {count} offsets, of which {owed} are owed")
             offsets = tuple(row[0] for row in _OFFSET.iter_unpack(rest))
         except struct.error as error:
             raise CorruptBatchError("a note of another size") from error
@@ -187,8 +202,8 @@ class Delivery:
             sequence=sequence,
             at_ms=at_ms,
             cursor=Place(due_ms, offset),
-            offsets=() if version == _VERSION_GIVING_UP else offsets,
-            given_up=offsets if version == _VERSION_GIVING_UP else (),
+            offsets=offsets[:owed],
+            given_up=offsets[owed:],
         )
 
 
@@ -222,12 +237,30 @@ def nothing_after(before: Delivery) -> Delivery:
     return evolve(before, sequence=before.next_sequence, offsets=(), given_up=())
 
 
+def again_for(
+    before: Delivery, topic_id: TopicId, partition: int, places: Sequence[Place], at_ms: int
+) -> Delivery:
+    """What sends the records of `before` to another target, since the one it was for is gone; what
+    was given up behind them stays given up."""
+    again = plan(before, topic_id, partition, places, at_ms)
+    return evolve(again, cursor=max(before.cursor, again.cursor))
+
+
+def give_up_behind(before: Delivery, places: Sequence[Place]) -> Delivery:
+    """What gives these entries up while `before` stays owed, as it was noted."""
+    assert before.offsets, "something is owed"
+    assert places[-1] > before.cursor, "deliveries go forward"
+    offsets = tuple(place.offset for place in places)
+    return evolve(before, cursor=places[-1], given_up=offsets)
+
+
 def give_up(before: Delivery | None, places: Sequence[Place], at_ms: int) -> Delivery:
     """A delivery of no records whose note gives these entries up. The one `before` was taken, or
     its target is gone."""
     offsets = tuple(place.offset for place in places)
     if before is not None:
-        return evolve(nothing_after(before), at_ms=at_ms, cursor=places[-1], given_up=offsets)
+        cursor = max(before.cursor, places[-1])
+        return evolve(nothing_after(before), at_ms=at_ms, cursor=cursor, given_up=offsets)
     return Delivery(
         topic_id=_NO_TOPIC,
         partition=0,

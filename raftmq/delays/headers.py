@@ -9,7 +9,7 @@
 Without any of them a record is due at once; in a retry topic (`RetryPolicy`) after a back-off that
 grows with `raftmq-attempt`, which says how often the record was tried: delivery counts it up, and
 after the last attempt the record is *dead*, and goes at once to another topic, as does in any delay
-topic that has one what is given up since its target is gone. Whatever begins with
+topic that has one what is given up since no target takes it. Whatever begins with
 `deliver-` and is not understood is refused: a typing error would else be delivered at once. A
 cancellation needs a key; a record without a value is a record like any other.
 
@@ -39,6 +39,7 @@ CREATED: Final = "raftmq-created-at"
 SOURCE: Final = "raftmq-delayed-at"
 ATTEMPT: Final = "raftmq-attempt"
 GIVEN_UP: Final = "raftmq-given-up"
+NOT_DELIVERED: Final = b"it could not be delivered in time"
 ATTEMPTS_MAX: Final = 1_000
 """So many may a retry topic allow: back-offs are found by counting up to there."""
 VALUE_BYTES_MAX: Final = 64
@@ -266,7 +267,7 @@ def delivered(
     if attempt:
         kept.append((ATTEMPT, str(attempt).encode()))
     if is_given_up:
-        kept.append((GIVEN_UP, b"its target was gone"))
+        kept.append((GIVEN_UP, NOT_DELIVERED))
     return NewRecord(record.key, record.value, None, kept)
 
 

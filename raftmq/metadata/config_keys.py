@@ -423,8 +423,8 @@ TOPIC_KEYS: Final = check_all(
             _S,
             "",
             "Of a delay topic: what is as late as raftmq.delivery.giveup.ms says, and has no "
-            "target any more, comes to this topic. Unless raftmq.retry.attempts is 0 it makes a "
-            "retry topic: a record that was tried so often comes here. Set when the topic is "
+            "target that takes it, comes to this topic. Unless raftmq.retry.attempts is 0 it makes "
+            "a retry topic: a record that was tried so often comes here. Set when the topic is "
             "created.",
             string,
         ),
@@ -447,8 +447,8 @@ TOPIC_KEYS: Final = check_all(
             DELIVERY_GIVEUP,
             _L,
             "86400000",
-            "Of a delay topic with raftmq.dead.to: what is so late, and has no target any more, "
-            "comes there.",
+            "Of a delay topic with raftmq.dead.to: what is so late, and has no target that takes "
+            "it, comes there.",
             long(1, 1 << 50),
         ),
         ConfigKey(

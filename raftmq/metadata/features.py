@@ -11,8 +11,8 @@ know; 2: levels themselves, snapshots that hold them, and journals that hold eac
 transactions; 4: moves of replicas that are planned and cancelled, and states of nodes; 5: rules of
 who may do what, and users; 6: topics that shrink, and views over what they retire;
 7: delay topics; 8: views with conditions; 9: topics that shrink get aliases, what is known of
-producers outlives a partition, nodes say on whose behalf they ask the controller, and delay topics
-without retries have dead topics.
+producers outlives a partition, nodes say on whose behalf they ask the controller, delay topics
+without retries have dead topics, and what targets do not take for long comes to dead topics.
 `transaction.version` tells clients which protocol to speak (2: KIP-890's); what a
 broker does goes by the version of each request, never by this level.
 

@@ -70,7 +70,8 @@ KNOWN_IN_ALL_BYTES_MAX: Final = 8 << 20
 LEVEL_OF_ASKERS: Final = 9
 """From it on every admin call says on whose behalf it is made."""
 LEVEL_OF_DEAD_TOPICS: Final = 9
-"""From it on a delay topic that retries nothing may have a dead topic."""
+"""From it on a delay topic that retries nothing may have a dead topic, and what a target does not
+take for long is dead."""
 VIEWS_OF_TOPIC_MAX: Final = 16
 """Views with conditions over one topic: each judges every batch of it."""
 EPOCH_ROOM: Final = 1_000

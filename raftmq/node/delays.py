@@ -27,8 +27,10 @@ from raftmq.delays.deliveries import (
     RECORDS_MAX,
     Delivery,
     Lane,
+    again_for,
     delivered_batch,
     give_up,
+    give_up_behind,
     note_batch,
     nothing_after,
     plan,
@@ -41,7 +43,7 @@ from raftmq.delays.runs import Place
 from raftmq.errors import CorruptBatchError, ErrorCode, KafkaError
 from raftmq.logs import structlog
 from raftmq.metadata.config_keys import DELIVERS_TO
-from raftmq.metadata.image import LEVEL_OF_CONDITIONS, TopicImage
+from raftmq.metadata.image import LEVEL_OF_CONDITIONS, LEVEL_OF_DEAD_TOPICS, TopicImage
 from raftmq.node.data_plane import DataPlane
 from raftmq.node.delay_readings import (
     ENTRIES_MIN,
@@ -49,6 +51,7 @@ from raftmq.node.delay_readings import (
     LaneItem,
     LaneKey,
     LogReader,
+    Reading,
     bytes_of,
     lanes_of,
 )
@@ -99,6 +102,7 @@ class Led(LaneItem):
         number: the sequence of the next note.
         note_offset: where the last note is.
         gone_ms: since when this leader sees that the target is gone; None: it is there.
+        refused_ms: since when it does not take what this leader sends it; None: it does.
     """
 
     epoch: LeaderEpoch = field(kw_only=True)
@@ -108,6 +112,7 @@ class Led(LaneItem):
     number: int = 0
     note_offset: int = -1
     gone_ms: int | None = None
+    refused_ms: int | None = None
     late_ms: int = 0
 
     def woken(self) -> None:
@@ -268,7 +273,7 @@ class Delays:
             needed.append(Offset(led.note_offset))
         if led.before is not None:
             # A later leader sends it again, since nothing in the log says that it arrived.
-            needed += map(Offset, led.before.offsets or led.before.given_up)
+            needed += map(Offset, led.before.offsets + led.before.given_up)
         dead = self._led.get((partition.group, True))
         dead_end = -1 if dead is None or dead.reading is None else dead.reading.end
         given_up = led.reading.given_up
@@ -334,22 +339,32 @@ class Delays:
         if led.reading is None:
             return await self._find_note(led)
         if led.is_owed:
-            return await self._send(led)
-        if led.reading.is_torn:
-            self._read_anew(led, led.reading.pending.cursor)
-            return 0
-        self._reader.allow(led, led.reading)
-        has_read_all = await self._reader.read_on(led, led.reading)
-        led.has_caught_up = True
-        if not has_read_all:
-            return RETRY_MS / 4
-        await self._reader.read_ahead(led, led.reading)
-        if led.reading.pending.is_exhausted:
-            self._read_anew(led, led.reading.pending.cursor)
-            return 0
+            pause_ms = await self._send(led)
+            if pause_ms and now_ms is not None and self._refuses_for_long(led, now_ms):
+                await self._give_up_behind(led, now_ms)
+            return pause_ms
+        wait_ms = await self._read(led, led.reading)
+        if wait_ms is not None:
+            return wait_ms
         if now_ms is None:
             return RETRY_MS / 4  # it comes with the first answers of other replicas
         return await self._deliver(led, now_ms)
+
+    async def _read(self, led: Led, reading: Reading) -> float | None:
+        """Read all that is committed by now; how long to wait where that cannot be, else None."""
+        if reading.is_torn:
+            self._read_anew(led, reading.pending.cursor)
+            return 0
+        self._reader.allow(led, reading)
+        has_read_all = await self._reader.read_on(led, reading)
+        led.has_caught_up = True
+        if not has_read_all:
+            return RETRY_MS / 4
+        await self._reader.read_ahead(led, reading)
+        if led.reading is not None and led.reading.pending.is_exhausted:
+            self._read_anew(led, led.reading.pending.cursor)
+            return 0
+        return None
 
     async def _find_note(self, led: Led) -> float:
         partition = led.partition
@@ -434,13 +449,40 @@ class Delays:
             and now_ms - led.gone_ms >= min(limit_ms, GONE_MS_MIN)
         )
 
-    async def _give_up(self, led: Led, places: list[Place]) -> float:
+    def _refuses_for_long(self, led: Led, now_ms: int) -> bool:
+        """True when the target has not taken what it is sent for so long that what waits behind
+        that, and was never sent, is dead once it is as late."""
+        return (
+            led.is_owed
+            and led.is_current
+            and led.lane.has_dead
+            and not led.lane.is_dead
+            and self._engine.image.level >= LEVEL_OF_DEAD_TOPICS
+            and led.refused_ms is not None
+            and now_ms - led.refused_ms >= min(led.partition.settings.giveup_ms, GONE_MS_MIN)
+        )
+
+    async def _give_up_behind(self, led: Led, now_ms: int) -> None:
+        """Note that what is so late is dead, but for what is owed: that may have arrived."""
+        if led.reading is None or await self._read(led, led.reading) is not None:
+            return
+        late_ms = now_ms - led.partition.settings.giveup_ms
+        unread_ms = self._first_unread_ms(led)
+        at_ms = late_ms if unread_ms is None else min(late_ms, unread_ms)
+        places = led.reading.pending.due(at_ms, RECORDS_MAX)
+        if places:
+            await self._give_up(led, places, is_behind=True)
+
+    async def _give_up(self, led: Led, places: list[Place], *, is_behind: bool = False) -> float:
         """Note that these are dead: `read_log` tells their other lane."""
         stamp_ms = self._now_ms()
         if stamp_ms is None or not led.is_current:
             return RETRY_MS
-        note = give_up(led.before, places, stamp_ms)
-        led.batch = None
+        if is_behind and led.before is not None:
+            note = give_up_behind(led.before, places)
+        else:
+            note = give_up(led.before, places, stamp_ms)
+            led.batch = None
         if not await self._append_note(led, note, stamp_ms):
             return RETRY_MS
         name = led.partition.name
@@ -529,9 +571,11 @@ class Delays:
         code = await self._tasks.wait(self._push(delivery, bytes(led.batch)))
         if code is not ErrorCode.NONE:
             self.sends_failed_count += 1
+            if led.refused_ms is None:
+                led.refused_ms = self._now_ms()
             return self._failed(led, f"{delivery.partition} of its target: {code.name}")
         self.delivered_count += len(delivery.offsets)
-        led.is_owed, led.batch = False, None
+        led.is_owed, led.batch, led.refused_ms = False, None, None
         led.succeeded()
         return 0
 
@@ -550,7 +594,7 @@ class Delays:
             return await self._give_up(led, places)
         topic = self._target(led.target)
         index = partition.index % len(topic.partitions)
-        again = plan(delivery, topic.topic_id, index, places, stamp_ms)
+        again = again_for(delivery, topic.topic_id, index, places, stamp_ms)
         led.batch = None
         await self._append_note(led, again, stamp_ms)
         return 0

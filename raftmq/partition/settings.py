@@ -60,7 +60,7 @@ class PartitionSettings:
     is_compacted: bool = False
     delivers_to: str = ""  # of a delay topic: the topic in which its records are delivered
     delay_max_ms: int = DELAY_MAX_MS
-    giveup_ms: int = 86_400_000  # so late is dead what has no target any more
+    giveup_ms: int = 86_400_000  # so late is dead what no target takes
     dead_to: str = ""  # of a delay topic: where what is dead comes
     retry: RetryPolicy | None = None
 

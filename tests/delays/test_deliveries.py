@@ -22,8 +22,10 @@ from raftmq.delays.deliveries import (
     NewerNoteError,
     Settled,
     Undecided,
+    again_for,
     delivered_batch,
     give_up,
+    give_up_behind,
     note_batch,
     nothing_after,
     plan,
@@ -38,6 +40,7 @@ from raftmq.delays.headers import (
     ATTEMPT,
     CREATED,
     GIVEN_UP,
+    NOT_DELIVERED,
     SOURCE,
     Kind,
     RetryPolicy,
@@ -93,6 +96,11 @@ given_ups = st.builds(
     offsets=st.just(()),
     given_up=st.lists(st.integers(0, 1 << 60), min_size=1, max_size=100).map(tuple),
 )
+behind = st.builds(
+    evolve,
+    given_ups,
+    offsets=st.lists(st.integers(0, 1 << 60), min_size=1, max_size=100).map(tuple),
+)
 
 
 def stored(records: list[NewRecord], base: int = 10, codec: Codec = Codec.NONE) -> bytearray:
@@ -108,14 +116,15 @@ def placeless(rows: Iterable[Row]) -> list[Row]:
     return [row._replace(position=-1) for row in rows]
 
 
-@given(deliveries | given_ups, st.integers(0, SEQUENCE_MODULUS - 1))
+@given(deliveries | given_ups | behind, st.integers(0, SEQUENCE_MODULUS - 1))
 def test_a_note_says_what_was_noted(delivery: Delivery, number: int) -> None:
     batch = note_batch(delivery, number, STAMP)
     header = check_batch(batch)
     assert (header.producer_id, header.base_sequence) == (NOTE_PRODUCER_ID, number)
     assert header.max_timestamp == STAMP
     assert read_note(batch) == delivery
-    assert delivery.encode()[0] == (2 if delivery.given_up else 1), "an older node stops at 2"
+    version = 1 if not delivery.given_up else 3 if delivery.offsets else 2
+    assert delivery.encode()[0] == version, "an older node stops at 2, or at 3"
     assert list(rows_of(batch, 0)) == [], "a note asks for nothing"
 
 
@@ -130,11 +139,12 @@ def test_other_bytes_are_no_note(data: bytes) -> None:
 
 def test_a_note_that_is_cut_or_newer_is_refused() -> None:
     data = FIRST.encode()
-    for size in range(len(data)):
-        with pytest.raises(CorruptBatchError):
-            Delivery.decode(data[:size])
+    for whole in (data, give_up_behind(FIRST, [Place(STAMP, 20), Place(STAMP, 21)]).encode()):
+        for size in range(len(whole)):
+            with pytest.raises(CorruptBatchError):
+                Delivery.decode(whole[:size])
     with pytest.raises(NewerNoteError):
-        Delivery.decode(b"\x03" + data[1:])
+        Delivery.decode(b"\x04" + data[1:])
     with pytest.raises(CorruptBatchError, match="no note"):
         read_note(build_batch([NewRecord(b"raftmq-delivery", data)]))
 
@@ -398,7 +408,7 @@ def test_a_note_of_nothing_goes_on_where_the_delivery_before_it_ended() -> None:
 
 
 def test_what_is_given_up_is_done_with_in_its_lane_and_dead_right_after_the_note() -> None:
-    places = [Place(STAMP - 9, 21), Place(STAMP - 7, 20)]
+    places = [Place(STAMP - 4, 21), Place(STAMP - 3, 20)]
     note = give_up(FIRST, places, STAMP)
     assert (note.offsets, note.given_up, note.cursor) == ((), (21, 20), places[-1])
     batch = note_batch(note, 4, STAMP, TRIED)
@@ -427,6 +437,32 @@ def test_without_retries_nothing_is_dead_but_what_a_note_gives_up() -> None:
     assert list(read_log(note, 0, GIVEN)) == [Row(20, STAMP + 1, Kind.ADD, None)]
 
 
+def test_what_is_given_up_behind_a_delivery_leaves_it_owed() -> None:
+    places = [Place(STAMP - 5, 21), Place(STAMP - 3, 20)]
+    note = give_up_behind(FIRST, places)
+    assert (note.offsets, note.given_up, note.cursor) == (FIRST.offsets, (21, 20), places[-1])
+    sent = note.epoch, note.sequence, note.at_ms, note.next_sequence
+    assert sent == (FIRST.epoch, FIRST.sequence, FIRST.at_ms, FIRST.next_sequence), "as it was"
+    batch = note_batch(note, 4, STAMP, TRIED)
+    stamp(batch, 30, 1)
+    assert list(read_log(batch, 0, TRIED)) == [Settled(places[-1]), GivenUp(30, 20)]
+    assert [row.offset for row in read_log(batch, 0, DEAD) if isinstance(row, Row)] == [21, 20]
+
+
+def test_a_cursor_never_goes_back_behind_what_was_given_up() -> None:
+    """Whatever becomes of the delivery that was owed, whose records were due before."""
+    note = give_up_behind(FIRST, [Place(STAMP, 20)])
+    owed = [Place(note.cursor.due_ms, offset) for offset in note.offsets]
+    assert owed[-1] < note.cursor
+    for later in (
+        give_up(note, owed, STAMP),
+        again_for(note, TopicId(UUID(int=8)), 1, owed, STAMP),
+        nothing_after(note),
+    ):
+        assert later.cursor == note.cursor
+    assert again_for(FIRST, TOPIC, 1, [FIRST.cursor], STAMP).cursor == FIRST.cursor
+
+
 def test_after_it_the_next_target_begins_and_the_same_one_goes_on() -> None:
     places = [Place(STAMP, 20)]
     for before in (FIRST, give_up(FIRST, places, STAMP)):
@@ -439,7 +475,7 @@ def test_after_it_the_next_target_begins_and_the_same_one_goes_on() -> None:
 
 
 def test_a_record_that_is_dead_tells_whether_it_was_given_up() -> None:
-    gone = [b"its target was gone"]
+    gone = [NOT_DELIVERED]
     for lane, attempt, expected in ((DEAD, b"2", gone), (DEAD, b"3", []), (GIVEN, b"3", gone)):
         headers = [(ATTEMPT, attempt), (GIVEN_UP, b"before")]
         waiting = stored([NewRecord(b"a", b"1", STAMP, headers)], base=12)

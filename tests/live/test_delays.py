@@ -12,6 +12,7 @@ import confluent_kafka
 import pytest
 
 import raftmq_client
+from raftmq.delays.headers import NOT_DELIVERED
 from tests.live.harness import Cluster, wait_until
 from tests.live.load import leaders
 
@@ -263,7 +264,7 @@ def test_what_has_no_target_any_more_is_dead_and_replayed(cluster: Cluster) -> N
     headers = dict(dead.found[1][0].headers())
     assert headers.pop("raftmq-created-at").isdigit()
     assert headers.pop("raftmq-delayed-at").startswith(b"soup.later/0/")
-    assert headers == {"trace": b"7", "raftmq-given-up": b"its target was gone"}
+    assert headers == {"trace": b"7", "raftmq-given-up": NOT_DELIVERED}
     rows = json.loads(cluster.run("topic", "describe", "soup.later", "--json").stdout)["Delays"]
     assert [(row["to"], row["is_dead"], row["pending"]) for row in rows] == [
         ("soup", False, 1),
@@ -449,7 +450,7 @@ def test_what_has_no_target_any_more_is_dead_after_a_while(cluster: Cluster) -> 
             del given_up[0]
         assert given_up == [str(number) for number in range(250)], "each once, in order"
         headers = dict(dead.found[5][0].headers())
-        assert headers["raftmq-given-up"] == b"its target was gone"
+        assert headers["raftmq-given-up"] == NOT_DELIVERED
         assert headers["raftmq-attempt"] == b"2"
         # With a target there again, it is delivered to.
         admin.create_topic("cards.read", 1, 3)

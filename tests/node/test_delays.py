@@ -11,10 +11,10 @@ import attrs
 import pytest
 
 from raftmq.delays.deliveries import ORDINARY, Lane
-from raftmq.delays.headers import GIVEN_UP
+from raftmq.delays.headers import GIVEN_UP, NOT_DELIVERED
 from raftmq.delays.pending import FIRST
 from raftmq.errors import ErrorCode, KafkaError
-from raftmq.metadata.image import LEVEL_OF_CONDITIONS
+from raftmq.metadata.image import LEVEL_OF_CONDITIONS, LEVEL_OF_DEAD_TOPICS
 from raftmq.node.delay_readings import ENTRIES_MIN
 from raftmq.node.delays import GONE_MS_MIN, Delays, Led
 from raftmq.partition.partition import Partition
@@ -66,6 +66,7 @@ class World:
         self.taken: dict[TopicId, list[Record]] = {TARGET: [], DEAD: []}
         self.sent: set[tuple[TopicId, int, int, int]] = set()
         self.is_answering = True
+        self.is_heard = self.is_taking = True
         self.lead()
 
     def lead(self) -> None:
@@ -120,12 +121,15 @@ class World:
     def _take(self, _leader: int, topic_id: TopicId, _index: int, batch: bytes) -> Any:
         if not self.is_answering or topic_id not in self.topics.values():
             return Promise.resolved(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if topic_id != DEAD and not (self.is_taking or self.is_heard):
+            return Promise.resolved(ErrorCode.NOT_ENOUGH_REPLICAS)
         header = parse_header(batch)
         key = topic_id, header.producer_id, header.producer_epoch, header.base_sequence
         if key not in self.sent:
             self.sent.add(key)
             self.taken[topic_id] += read_records(batch)
-        return Promise.resolved(ErrorCode.NONE)
+        is_heard = self.is_heard or topic_id == DEAD
+        return Promise.resolved(ErrorCode.NONE if is_heard else ErrorCode.REQUEST_TIMED_OUT)
 
     # What a test does.
 
@@ -261,7 +265,7 @@ def test_what_has_no_target_any_more_is_dead_once_each(configs: dict[str, str]) 
     world.run()
     assert world.values(DEAD) == [str(number) for number in range(250)]
     assert world.delays.given_up_count == 250
-    assert dict(world.taken[DEAD][0].headers)[GIVEN_UP] == b"its target was gone"
+    assert dict(world.taken[DEAD][0].headers)[GIVEN_UP] == NOT_DELIVERED
     world.lead()
     world.now_ms += 100_000
     world.run()
@@ -288,6 +292,109 @@ def test_what_was_noted_for_a_target_that_is_gone_is_dead_too(configs: dict[str,
         world.run()
         world.now_ms += 1
     assert world.values(DEAD) == ["a", "b"]
+
+
+def refused(world: World, *, is_taken: bool) -> None:
+    """Some records are due; the target takes the first one, or not, and is silent for long."""
+    world.level = LEVEL_OF_DEAD_TOPICS
+    if is_taken:
+        world.is_heard = False
+    else:
+        refuse(world)
+    world.write(["first"])
+    world.now_ms += 10
+    world.run()
+    world.write(["b", "c", "d"])
+    world.write(["never"], ("deliver-after", b"1"), key=b"k")
+    world.write([""], ("deliver-at", b"never"), key=b"k")
+    world.write(["far"], ("deliver-after", b"1h"))
+    world.now_ms += max(GIVEUP_MS, GONE_MS_MIN)
+    world.run()
+    world.run()
+    world.now_ms += 1
+    world.run()
+
+
+def refuse(world: World) -> None:
+    """The target takes nothing until it is heard again; that of the dead does."""
+    world.is_heard = world.is_taking = False
+
+
+@with_a_dead_topic
+@pytest.mark.parametrize("is_taken", [True, False], ids=["it took it", "it did not"])
+@pytest.mark.parametrize("is_led_anew", [True, False], ids=["led anew", ""])
+def test_what_a_target_does_not_take_is_dead_but_for_what_it_may_have_taken(
+    configs: dict[str, str], is_taken: bool, is_led_anew: bool
+) -> None:
+    world = World(**configs)
+    refused(world, is_taken=is_taken)
+    assert world.values(DEAD) == ["b", "c", "d"]
+    assert world.values() == (["first"] if is_taken else [])
+    assert world.led().is_owed
+    assert world.led().trouble
+    assert world.delays.given_up_count == 3
+    assert world.delays.kept_from(world.partition) == 0, "what is owed is sent again from there"
+    if is_led_anew:
+        world.lead()
+        world.run()
+    world.write(["e"])
+    world.now_ms += 10
+    world.run()
+    assert world.values(DEAD) == ["b", "c", "d"], "it is not as late"
+    world.is_heard = True
+    world.run()
+    assert world.values() == ["first", "e"], "once"
+    world.now_ms += 3_600_000
+    world.run()
+    world.lead()
+    world.run()
+    assert (world.values(), world.values(DEAD)) == (["first", "e", "far"], ["b", "c", "d"])
+
+
+def test_a_target_that_goes_after_it_refused_for_long() -> None:
+    """What was owed is dead then, too, and nothing is so twice."""
+    world = World(**PLAIN)
+    refused(world, is_taken=False)
+    world.lead()
+    gone(world)
+    for _ in range(3):
+        world.run()
+        world.now_ms += 1
+    assert world.values(DEAD) == ["b", "c", "d", "first"]
+    assert world.delays.given_up_count == 1
+
+
+def test_a_target_that_is_made_again_after_it_refused_for_long() -> None:
+    world = World(**PLAIN)
+    refused(world, is_taken=False)
+    again = world.topics["orders"] = TopicId(UUID(int=103))
+    world.taken[again] = []
+    world.is_heard = True
+    for _ in range(3):
+        world.run()
+        world.now_ms += 1
+    assert (world.values(again), world.values(DEAD)) == (["first"], ["b", "c", "d"])
+
+
+@pytest.mark.parametrize("why", ["level", "no dead topic", "taken in time"])
+def test_a_target_that_refuses_is_waited_for(why: str) -> None:
+    world = World(**(PLAIN if why != "no dead topic" else {}))
+    refuse(world)
+    world.level = LEVEL_OF_DEAD_TOPICS - (why == "level")
+    world.write(["first"])
+    world.now_ms += 10
+    world.run()
+    world.write(["b"])
+    for _ in range(3):
+        world.now_ms += max(GIVEUP_MS, GONE_MS_MIN) - (GONE_MS_MIN if why == "taken in time" else 1)
+        world.is_heard = why == "taken in time"
+        world.run()
+        world.is_heard = False
+        world.run()
+    assert world.delays.given_up_count == 0
+    world.is_heard = True
+    world.run()
+    assert world.values() == ["first", "b"]
 
 
 @pytest.mark.parametrize("why", ["young", "just gone", "level", "unanswered", "no dead topic"])
@@ -333,7 +440,7 @@ def test_only_what_its_target_was_there_for_comes_there() -> None:
     (dead,) = world.taken[DEAD]
     told = dict(dead.headers)
     assert told.pop("raftmq-created-at", None)
-    assert told == {"raftmq-delayed-at": b"t/0/1", GIVEN_UP: b"its target was gone"}
+    assert told == {"raftmq-delayed-at": b"t/0/1", GIVEN_UP: NOT_DELIVERED}
 
 
 def test_what_is_cancelled_before_it_is_given_up_is_not_dead() -> None:

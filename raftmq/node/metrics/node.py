@@ -143,7 +143,7 @@ counter(
 )
 counter(
     "raftmq_delays_given_up_total",
-    "Records that are dead because their target was gone for raftmq.delivery.giveup.ms",
+    "Records that are dead because for raftmq.delivery.giveup.ms no target took them",
     lambda node: node.partitions.delays.given_up_count,
 )
 
