@@ -3,6 +3,7 @@ and a plain cluster that becomes a secure one under load."""
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import struct
@@ -388,6 +389,7 @@ def test_a_node_of_the_cluster_has_nothing_done_that_is_not_its_own(
     cluster = Cluster(tmp_path, settings=settings)
     for node in cluster.nodes.values():
         node.environment |= write_files(tmp_path, authority, node.node_id)
+        node.environment["RAFTMQ_AUDIT_FILE"] = str(tmp_path / f"audit-{node.node_id}.jsonl")
     with cluster:
         create_topic(cluster.bootstrap, "t", 1, min_insync_replicas="2")
         controller = cluster[cluster[1].get("/status")["metadata"]["leader"]]
@@ -415,7 +417,7 @@ def test_a_node_of_the_cluster_has_nothing_done_that_is_not_its_own(
             None,
             Asker(Way.NODE),
             Asker(Way.OPERATOR, "token"),
-            Asker(Way.CLIENT, "User:eve"),
+            Asker(Way.CLIENT, "User:eve", "10.0.0.9", "CLIENTS", "app"),
         ]
         calls = [encode_control(AdminCall(deletion, asker)) for asker in askers]
         codes = [reply.code for reply in told_by(controller, context, mine, calls)]
@@ -434,8 +436,28 @@ def test_a_node_of_the_cluster_has_nothing_done_that_is_not_its_own(
         lines = controller.log_path.read_text()
         assert 0 < lines.count("command of another node refused") < len(commands), "it is bounded"
         assert lines.count("admin call refused") == len(askers)
+        told = wait_until(lambda: denials(tmp_path, controller, len(commands) + len(askers)))
+        assert {line["by_node"] for line in told} == {liar.node_id}
+        assert [line["request"] for line in told[: len(commands)]] == [
+            type(command).__name__ for command in commands.values()
+        ]
+        calls_told = told[len(commands) :]
+        assert {line["request"] for line in calls_told} == {"DeleteTopicsCall"}
+        assert [line.get("principal") for line in calls_told] == [None, None, "token", "User:eve"]
+        by_eve = calls_told[-1]
+        assert (by_eve["operation"], by_eve["resource"]) == ("delete", "topic:t")
+        assert (by_eve["host"], by_eve["listener"]) == ("10.0.0.9", "CLIENTS")
+        assert denials(tmp_path, victim, 0) == [], "nobody asked that one"
         liar.start()
         liar.wait_ready()
+
+
+def denials(folder: Path, node: Node, count: int) -> list[dict[str, Any]] | None:
+    """The denials in a node's audit file, once there are so many."""
+    path = folder / f"audit-{node.node_id}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [row for row in map(json.loads, lines) if row["kind"] == "denial"]
+    return found if len(found) >= count else None
 
 
 # ---- from plain to secure ----
