@@ -36,8 +36,8 @@ def ask_each(node: Node, requests: list[tuple[ApiKey, int, Struct]]) -> list[Str
             body = encode_request(api, version, request)
             sock.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
         for api, version, _ in requests:
-            (size,) = struct.unpack(">i", _receive(sock, 4))
-            frame = memoryview(_receive(sock, size))
+            (size,) = struct.unpack(">i", receive(sock, 4))
+            frame = memoryview(receive(sock, size))
             _, position = decode_response_header(api, version, frame)
             answers.append(decode_response(api, version, frame[position:]))
     return answers
@@ -91,7 +91,8 @@ def produce(
     return answer.error_code, answer.base_offset
 
 
-def _receive(sock: socket.socket, size: int) -> bytes:
+def receive(sock: socket.socket, size: int) -> bytes:
+    """So many bytes."""
     data = bytearray()
     while len(data) < size:
         piece = sock.recv(size - len(data))
