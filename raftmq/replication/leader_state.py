@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
 from attrs import define
@@ -54,6 +55,11 @@ class InSyncTracker:
     def forget(self, replica: ReplicaId) -> None:
         """That storage is known to be gone, however lately it was caught up."""
         self._followers.pop(replica, None)
+
+    def keep(self, members: Collection[ReplicaId]) -> None:
+        """Forget who is no member any more: should it become one again, it may be without data."""
+        for known in [r for r in self._followers if r not in members]:
+            self.forget(known)
 
     def forget_former(self, replica: ReplicaId) -> None:
         """The node of `replica` runs with that storage now: forget its other ones."""

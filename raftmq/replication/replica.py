@@ -725,6 +725,7 @@ class Replica:
         except DiskError as error:
             self.fail(f"keeping room for the log start failed: {error}")
         if self.is_writable:
+            self._in_sync.keep(self.configuration.members)
             self._membership.step(self.core, self._commit_end, self.has_all_of)
             for reminder in self._moves.reminders(self.core):
                 self.send(reminder)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from raftmq.replication.leader_state import SAMPLES, InSyncTracker
 from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
+from tests.replication.three_nodes import IDS, ThreeNodes
 
 A, B = (ReplicaId(NodeId(n), StorageId(n)) for n in (2, 3))
 LAG_MS = 10_000.0
@@ -90,3 +92,20 @@ def test_a_lag_is_known_once_a_follower_had_everything() -> None:
     assert tracker.lag_ms(A, 20.0) is None
     tracker.observe(A, RaftIndex(7), RaftIndex(7), 30.0)
     assert tracker.lag_ms(A, 50.0) == 20.0
+
+
+def test_who_left_the_group_comes_back_as_a_stranger(tmp_path: Path) -> None:
+    """Its data was deleted meanwhile, and nothing that it had before makes it a voter again."""
+    nodes = ThreeNodes(tmp_path)
+    replica = nodes.leader.replica
+    nodes.tick()
+    member = next(one for one in IDS if one != replica.self_id)
+    assert replica.has_all_of(member, 500)
+    nodes.stopped = member.node_id
+    replica.change_membership(replica.configuration.without(member))
+    for _ in range(replica.config.election_ticks):  # between two steps of a leader's membership
+        nodes.tick()
+    replica.change_membership(replica.configuration.with_learner(member))
+    nodes.settle()
+    assert member in replica.learners
+    assert not replica.has_all_of(member, 500)
