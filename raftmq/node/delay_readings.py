@@ -93,14 +93,12 @@ class LaneItem(WorkItem):
     Attributes:
         reading: None: there is none yet.
         ahead: another pass, begun while less is held than was let go of, to go on without a pause.
-        has_caught_up: the reading has been at the log's end.
     """
 
     partition: Partition
     lane: Lane = ORDINARY
     reading: Reading | None = field(default=None, kw_only=True)
     ahead: Reading | None = field(default=None, kw_only=True)
-    has_caught_up: bool = field(default=False, kw_only=True)
 
     @property
     def key(self) -> LaneKey:
@@ -222,10 +220,12 @@ class Followed(LaneItem):
 
     Attributes:
         is_at_work: the reading grows just now.
+        has_caught_up: it has been at the log's end.
         pause_ms: how long until the log is looked at again.
     """
 
     is_at_work: bool = field(default=False, init=False)
+    has_caught_up: bool = field(default=False, init=False)
     pause_ms: float = field(default=FOLLOW_MS, init=False)
 
 

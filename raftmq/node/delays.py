@@ -82,6 +82,8 @@ RECORD_BYTES: Final = 1 << 10
 READ_TURN: Final = 25
 """Batches that are looked up in one turn of the loop."""
 FOLLOWER_ENDS_MS: Final = 5.0
+CATCH_UP_BYTES: Final = 1 << 20
+"""So much of a log is read before another one may have its turn, which has less left."""
 NOTE_AGAIN_OFFSETS: Final = 2_000
 SEND_TIMEOUT_MS: Final = 2_000
 GONE_MS_MIN: Final = 60_000
@@ -162,6 +164,8 @@ class Delays:
         self._touch = touch
         self._find = find
         self._led: dict[LaneKey, Led] = {}
+        self._behind: dict[Led, None] = {}
+        """Those whose reading was not at the end of its log yet."""
         self._queue: WorkQueue[Led] = WorkQueue(tasks, deadlines)
         self._reader = LogReader(tasks, self._room_of)
         self.followers = Followers(tasks, deadlines, self._reader, lambda: self.is_reading)
@@ -205,7 +209,9 @@ class Delays:
             if known.epoch == partition.leader_epoch and known.partition is partition:
                 return
             known.partition.fetches.unpark(known)
+            self._behind.pop(known, None)
         self._led[led.key] = led
+        self._behind[led] = None
         partition.fetches.park(led)
         self._queue.add(led)
 
@@ -222,12 +228,8 @@ class Delays:
 
     @property
     def is_reading(self) -> bool:
-        """True while a lane that is led here is not read to the end of its log yet, for no other
-        reason than its length."""
-        return any(
-            not (led.has_caught_up or led.reading is None or led.trouble) and led.is_current
-            for led in self._led.values()
-        )
+        """True while a lane that is led here is not read to the end of its log yet."""
+        return any(map(_catches_up, self._behind))
 
     @property
     def blocked_count(self) -> int:
@@ -321,11 +323,13 @@ class Delays:
     async def _step(self, led: Led) -> float | None:
         """Do what comes next; when to look again in milliseconds, None: never."""
         if self._led.get(led.key) is not led:
+            self._behind.pop(led, None)
             self.followers.give_back(led)
             return None
         if not led.is_current:
             led.partition.fetches.unpark(led)
             del self._led[led.key]
+            self._behind.pop(led, None)
             self.followers.give_back(led)
             return None
         if not self._agreed.is_sure:
@@ -356,15 +360,30 @@ class Delays:
             self._read_anew(led, reading.pending.cursor)
             return 0
         self._reader.allow(led, reading)
-        has_read_all = await self._reader.read_on(led, reading)
-        led.has_caught_up = True
-        if not has_read_all:
+        if led in self._behind:
+            return await self._catch_up(led, reading)
+        if not await self._reader.read_on(led, reading):
             return RETRY_MS / 4
         await self._reader.read_ahead(led, reading)
         if led.reading is not None and led.reading.pending.is_exhausted:
             self._read_anew(led, led.reading.pending.cursor)
             return 0
         return None
+
+    async def _catch_up(self, led: Led, reading: Reading) -> float:
+        """Read a piece of what was in the log before; the lane that has least left goes first, so
+        that most of them deliver soon."""
+        left = _left(led)
+        if any(_left(other) < left for other in self._behind if _catches_up(other)):
+            return LOOK_MS_MAX
+        end = led.partition.replica.high_watermark
+        if await self._reader.read_on(led, reading, CATCH_UP_BYTES) and reading.end < end:
+            return 0
+        self._behind.pop(led, None)
+        following = min(filter(_catches_up, self._behind), key=_left, default=None)
+        if following is not None:
+            following.wake()
+        return 0
 
     async def _find_note(self, led: Led) -> float:
         partition = led.partition
@@ -390,7 +409,7 @@ class Delays:
 
     def _read_anew(self, led: Led, cursor: Place) -> None:
         led.reading, led.ahead = self._reader.begin(led, cursor), None
-        led.has_caught_up = False
+        self._behind[led] = None
 
     def _room_of(self, item: LaneItem) -> int:
         """How many entries a lane may hold: what others leave of the node's, its share at least."""
@@ -637,6 +656,17 @@ class Delays:
             found[offset] = (span, offset, position)
         wanted = [found[offset] for offset, _ in offsets]
         return await self._tasks.in_thread(partial(_records_in, wanted))
+
+
+def _catches_up(led: Led) -> bool:
+    """True while nothing but the length of its log keeps a lane that is behind from delivering."""
+    return not (led.reading is None or led.is_owed or led.trouble) and led.is_current
+
+
+def _left(led: Led) -> int:
+    """Offsets of its log that are not read yet."""
+    end = led.partition.replica.log_start_offset if led.reading is None else led.reading.end
+    return led.partition.replica.high_watermark - end
 
 
 def _note_of(led: Led, delivery: Delivery, now_ms: int) -> bytearray:

@@ -16,7 +16,7 @@ from raftmq.delays.pending import FIRST
 from raftmq.errors import ErrorCode, KafkaError
 from raftmq.metadata.image import LEVEL_OF_CONDITIONS, LEVEL_OF_DEAD_TOPICS
 from raftmq.node.delay_readings import ENTRIES_MIN
-from raftmq.node.delays import GONE_MS_MIN, Delays, Led
+from raftmq.node.delays import GONE_MS_MIN, LOOK_MS_MAX, Delays, Led
 from raftmq.partition.partition import Partition
 from raftmq.partition.ports import FileSpan
 from raftmq.partition.settings import PartitionSettings
@@ -620,6 +620,7 @@ def test_lanes_that_are_followed_are_read_after_those_that_are_led() -> None:
         one.write(["a", "b"], ("deliver-after", b"1000"))
     standby = Standby(followed)
     standby.delays._led[world.led().key] = led = world.led()
+    standby.delays._behind = world.delays._behind
     assert not standby.delays.is_reading, "it has still to find its last note"
     world.run(steps=1)
     assert standby.delays.is_reading
@@ -637,6 +638,70 @@ def test_lanes_that_are_followed_are_read_after_those_that_are_led() -> None:
     standby.follow()
     assert item.reading is not None
     assert item.reading.pending.count == 2
+
+
+def test_of_lanes_that_are_led_the_one_with_least_left_is_read_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("raftmq.node.delays.CATCH_UP_BYTES", 1)
+    monkeypatch.setattr("raftmq.node.delay_readings.READ_BYTES", 1)
+    long, short = World(), World()
+    for world, count in ((long, 9), (short, 3)):
+        for number in range(count):
+            world.write([str(number)])
+    slow, fast = long.led(), short.led()
+    woken: list[Led] = []
+    for led in (slow, fast):
+        led.wake = lambda led=led: woken.append(led)
+    delays = long.delays
+    fast.lane = Lane(is_dead=True, has_dead=True)
+    delays._led[fast.key] = fast
+    delays._behind[fast] = None
+
+    def step(led: Led) -> float | None:
+        coroutine = delays._step(led)
+        with pytest.raises(StopIteration) as done:
+            coroutine.send(None)
+        pause_ms: float | None = done.value.value
+        return pause_ms
+
+    assert step(slow) == step(fast) == 0, "both find their last notes"
+    assert step(slow) == LOOK_MS_MAX
+    while fast in delays._behind:
+        assert woken == []
+        assert step(slow) == LOOK_MS_MAX
+        assert step(fast) == 0
+    assert woken == [slow]
+    assert slow.reading is not None
+    assert slow.reading.end == 0
+    assert step(slow) == 0
+    assert slow.reading.end == 1
+    long.write(["9"])
+    for _ in range(9):
+        assert slow in delays._behind
+        assert step(slow) == 0
+    assert slow not in delays._behind
+    assert slow.reading.end == 10
+
+
+def test_a_lane_that_cannot_send_keeps_no_other_from_being_read() -> None:
+    stuck, world = World(), World()
+    stuck.is_answering = False
+    stuck.write(["a"])
+    stuck.now_ms += 10
+    stuck.run()
+    stuck.lead()
+    stuck.run(steps=1)
+    world.write([str(number) for number in range(9)])
+    delays = world.delays
+    led = stuck.led()
+    assert led.is_owed
+    led.lane = Lane(is_dead=True, has_dead=True)
+    delays._led[led.key] = led
+    delays._behind[led] = None
+    world.now_ms += 10
+    world.run()
+    assert len(world.values()) == 9
 
 
 def test_a_leader_that_knows_no_time_yet_reads_the_log_and_delivers_nothing() -> None:
