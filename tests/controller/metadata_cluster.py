@@ -202,6 +202,8 @@ class Node:
         self.node_id = NodeId(node_id)
         self.self_id = ReplicaId(self.node_id, StorageId(storage_id))
         supported = cluster.supported.get(node_id, SUPPORTED)
+        self.wants_drain = False
+        """Asked for a drain; `turn` drains the nodes that did until nothing is left to do."""
         self.machine = MetadataMachine(supported=supported)
         self.replica = FakeReplica(cluster, self.self_id, self.machine)
         self.engine = RaftMetadataEngine(
@@ -211,8 +213,8 @@ class Node:
             forwarder=cluster.forwarder(self.node_id),
             clock=cluster.clock,
             on_broken_invariant=pytest.fail,
-            wake=lambda: None,  # `turn` drains all nodes until nothing is left to do
-            drain_later=lambda: None,
+            wake=self._drain_later,
+            drain_later=self._drain_later,
             on_unauthorized=lambda *refused: cluster.unauthorized.append(refused),
             config=cluster.engine_config,
             first_levels=lambda: cluster.first_levels,
@@ -245,9 +247,12 @@ class Node:
             authorizer=cluster.authorizer_of(self),
             call_refused=lambda *refused: cluster.refused.append(refused),
             request_refused=lambda *refused: cluster.refused.append(refused),
-            drain_later=lambda: None,
+            drain_later=self._drain_later,
         )
         self.engine.attach(self.replica, cluster.voters)
+
+    def _drain_later(self) -> None:
+        self.wants_drain = True
 
     def _move(self, topic_id: TopicId, partition: int, to: NodeId) -> bool:
         self.moves.append((topic_id, partition, to))
@@ -425,7 +430,10 @@ class MetadataCluster:
         for _ in range(30):
             self.replicate()
             for node_id in list(self.up):
-                self.nodes[node_id].control.drain()
+                node = self.nodes[node_id]
+                if node.wants_drain:
+                    node.wants_drain = False
+                    node.control.drain()
             if self.auto_lead:
                 self.lead_all()
             idle = not self._mail and all(

@@ -214,6 +214,24 @@ def test_snapshots_hold_the_same_state_on_every_node() -> None:
         assert decode_image(state).version + 1 == target
 
 
+def test_while_there_is_work_a_drain_is_asked_for() -> None:
+    """The node drains the engine after a round only where it was asked to."""
+    cluster = MetadataCluster.formed(engine_config=EngineConfig(snapshot_bytes_min=4_000))
+    node = cluster.nodes[2]
+    node.wants_drain = False
+    node.engine.drain()
+    node.engine.advanced(node.machine.applied_end)
+    assert not node.wants_drain
+    node.machine.log_bytes = 4_000
+    node.engine.advanced(node.machine.applied_end)
+    assert node.wants_drain, "a snapshot is due"
+    node.machine.log_bytes = 0
+    node.engine.propose(NoOperation())
+    node.wants_drain = False
+    node.engine.drain()
+    assert node.wants_drain, "a command has no answer yet"
+
+
 def test_a_skipped_command_is_soon_behind_a_snapshot() -> None:
     cluster = MetadataCluster.formed()
     leader = cluster.nodes[cluster.leader or 0].replica
