@@ -9,12 +9,14 @@ import time
 from itertools import islice
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attrs import evolve
 
 from jepsen_like.history_events import HistoryFile, Recorder
+from jepsen_like.live import clocks
 from jepsen_like.live.clocks import SIZES_S, Jump, offsets
 from jepsen_like.live.command import with_what_they_rest_on
 from jepsen_like.live.damage import spoil_bytes
@@ -384,3 +386,53 @@ def test_a_stage_counts_on_nobody_who_is_broken() -> None:
     stage.mark()
     assert stage.timeline[-1].well == {1}
     assert stage.timeline[-1].at <= time.monotonic()
+
+
+class ClockStage:
+    """Notes which nodes run under moved clocks, and how many at once are down."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.ids = [1, 2, 3]
+        self.nodes = {i: SimpleNamespace(node_id=i, environment={}) for i in self.ids}
+        self.jumps: list[Jump] = []
+        self.down: set[int] = set()
+
+    def choose(self, count: int) -> list[Any]:
+        return [self.nodes[i] for i in self.rng.sample(self.ids, count)]
+
+    def kill(self, nodes: list[Any]) -> None:
+        self.down |= {node.node_id for node in nodes}
+        assert len(self.down) == 1, "one at a time"
+
+    def start(self, nodes: list[Any]) -> None:
+        self.down -= {node.node_id for node in nodes}
+
+    def wait_up(self) -> None:
+        assert not self.down
+
+    def hold(self, _low_s: float, _high_s: float) -> None:
+        assert not self.down
+
+    def tell(self, _detail: str) -> None:
+        pass
+
+
+def test_clocks_are_moved_of_one_node_alone_about_every_other_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    off: dict[int, float] = {}
+    monkeypatch.setattr(clocks, "prepare", lambda node: node.environment.update(moved="1"))
+    monkeypatch.setattr(clocks, "move", lambda node, by_s: off.update({node.node_id: by_s}))
+    monkeypatch.setattr(clocks, "measure", lambda n: Jump(n.node_id, off[n.node_id], 0.0))
+    struck = []
+    for seed in range(60):
+        stage: Any = ClockStage(seed)
+        NEMESES["clock-skew"].strike(stage)
+        moved = {jump.node_id for jump in stage.jumps}
+        assert len(stage.jumps) >= 2 * len(moved)
+        assert len({jump.wall_s for jump in stage.jumps}) == len(stage.jumps)
+        assert not any(node.environment for node in stage.nodes.values())
+        struck.append(len(moved))
+    assert set(struck) == {1, 2, 3}
+    assert 20 < struck.count(1) < 40
