@@ -147,7 +147,9 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
         (Delays, "kept_from", _all_may_go), caught_by=("NothingPendingIsDropped",)
     ),
     "cursor-passes-the-unread": _bug(
-        (Delays, "_first_unread_ms", nothing), caught_by=("NothingPendingIsDropped",)
+        (Delays, "_first_unread_ms", nothing),
+        caught_by=("NothingPendingIsDropped",),
+        begins_at=15,
     ),
     "the-dead-come-back": _bug(
         (Led, "target", property(lambda led: led.partition.settings.delivers_to)),
