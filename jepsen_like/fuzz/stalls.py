@@ -50,6 +50,8 @@ def read_stall(line: str) -> Stall | None:
     if "loop stalled" not in line:
         return None
     told = dict(_FIELD.findall(line))
+    if "late_ms" not in told:
+        return None  # it says how many lines were left out
     return Stall(
         datetime.fromisoformat(line.split(" ", 1)[0]).timestamp(),
         float(told["late_ms"]),

@@ -24,6 +24,11 @@ def test_a_line_of_a_stall() -> None:
     assert read_stall(LINE.replace("stalled", "went on")) is None
 
 
+def test_a_line_that_tells_how_many_were_left_out_is_none() -> None:
+    left_out = "2026-01-02T03:04:05.250000Z warning loop stalled             left_out=3 node=1"
+    assert read_stall(left_out) is None
+
+
 def test_the_limit_is_that_of_a_node() -> None:
     watch = LoopWatch(LIMIT_MS / STALL_SHARE, CoreTimes, lambda: 0.0)
     watch.ticked(LIMIT_MS)
