@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from raftmq.foreign import check_bounds, decode_foreign
 from raftmq.metadata.broker_messages import decode_admin, decode_outcomes, decode_reply
 from raftmq.metadata.broker_messages import decode_request as decode_control
 from raftmq.replication.messages import decode
+from raftmq.types import NodeId
 
 NESTED = b"\x91" * 5_000
 ERRORS = [
@@ -38,7 +40,15 @@ def test_every_failure_is_a_protocol_error(error: Exception) -> None:
 
 @pytest.mark.parametrize(
     "read",
-    [decode_control, decode_reply, decode_admin, decode_outcomes, decode_rows, decode_quorum],
+    [
+        decode_control,
+        decode_reply,
+        decode_admin,
+        decode_outcomes,
+        partial(decode_rows, sender=NodeId(2)),
+        decode_quorum,
+    ],
+    ids=["control", "reply", "admin", "outcomes", "rows", "quorum"],
 )
 @pytest.mark.parametrize(
     "data", [NESTED, b"\x92\x05" + NESTED, b"\x92\x05\xa1\xff", b"\xa1\xff", b"\xc1", b""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,7 @@ def test_nothing_of_what_a_call_holds_is_written() -> None:
 
 def test_a_command_that_a_node_may_not_send_is_told() -> None:
     controller: Any = Controller()
+    controller._node_refused = partial(NodeCore._node_refused, controller)
     NodeCore._command_refused(controller, NodeId(3), "DeleteTopics", "the controller alone may")
     (line,) = controller.lines.read
     assert (line["kind"], line["request"], line["by_node"]) == ("denial", "DeleteTopics", 3)
