@@ -160,7 +160,7 @@ ELASTIC_BUGS: Final[dict[str, Bug]] = {
         ("VotesPassOn",),
     ),
     "drained-node-keeps-its-vote": Bug(
-        patching((voters, "_staying", _going_on)), stress.votes, 5, (), ("Liveness",)
+        patching((voters, "_staying", _going_on)), stress.votes, 5, (), ("Liveness",), begins_at=2
     ),
     "repair-though-two-are-dead": Bug(
         patching((mover, "find_dead_brokers", _all_overdue)), stress.deaths, 5, (), ("RepairWaits",)
