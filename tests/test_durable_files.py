@@ -35,8 +35,7 @@ WRITES_IN_PLACE = {
     "spark/raftmq_spark/export/runner.py": "what Java says, for people",
     "spark/raftmq_spark/export/store.py": "the files that get their names afterwards",
     "client/raftmq_client/security_file.py": "a folder that is gone a moment later",
-    "raftmq/runtime/certificates.py": "a list in memory, by way of a file that has no name",
-    "raftmq/runtime/peer_secret.py": "a certificate in memory, by way of a file that has no name",
+    "raftmq/runtime/certificates.py": "PEM in memory, by way of a file that has no name",
 }
 """Modules that write files of their own without the port of the disk."""
 

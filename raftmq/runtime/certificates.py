@@ -299,7 +299,7 @@ def _trust(contexts: Sequence[ssl.SSLContext], files: PemFiles) -> Revoked:
     crl_text = _text(files, files.crl_key, files.crl)
     revoked = _revoked(files, files.crl, crl_text)
     try:
-        with _as_file(crl_text) as path:
+        with as_file(crl_text.encode()) as path:
             for context in contexts:
                 context.load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError):
@@ -312,12 +312,13 @@ def _trust(contexts: Sequence[ssl.SSLContext], files: PemFiles) -> Revoked:
 
 
 @contextmanager
-def _as_file(text: str) -> Iterator[str]:
-    """The path of a file in memory with that text: OpenSSL takes CRLs from files alone."""
-    descriptor = os.memfd_create("revoked certificates", os.MFD_CLOEXEC)
+def as_file(pem: bytes) -> Iterator[str]:
+    """The path of a file in memory that no other process sees: OpenSSL takes certificates with
+    their keys, and CRLs, from files alone."""
+    descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
-        with open(descriptor, "w", closefd=False) as file:
-            file.write(text)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(pem)
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)

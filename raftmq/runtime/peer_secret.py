@@ -19,7 +19,6 @@ the dialled side looks for it among all of its own, and proves the same one.
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import ssl
@@ -30,7 +29,7 @@ from typing import Final
 from attrs import field, frozen
 
 from raftmq.config import PEER_TLS_OFF, ConfigError, NodeConfig
-from raftmq.runtime.certificates import Mark, Watched, mark_of, new_server_context
+from raftmq.runtime.certificates import Mark, Watched, as_file, mark_of, new_server_context
 from raftmq.runtime.handshake import Turn
 from raftmq.runtime.peer_proofs import NUMBER_BYTES, PROOF_BYTES, StreamProofs
 from raftmq.runtime.peer_streams import PeerRefusedError
@@ -225,14 +224,8 @@ def _own_context() -> tuple[ssl.SSLContext, bytes]:
     pem, certificate = new_certificate()
     context = new_server_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # OpenSSL takes files alone: this one is memory, and no other process sees it.
-    descriptor = os.memfd_create("peer certificate", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            file.write(pem)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+    with as_file(pem) as path:
+        context.load_cert_chain(path)
     return context, certificate
 
 
