@@ -4,10 +4,10 @@
 entry is committed; nodes exchange rows when they connect. Rows are merged by (leader epoch,
 revision), so late news never overrides newer. What a leader said itself counts for more than what
 another node passed on, which is taken only while a partition's leader has not been heard.
-`LeaderBalance`, on the controller, gives preferred
-leaders their partitions back, and `Evacuation` takes them off brokers that are to lead nothing.
-`Isolation` hands over what this broker leads while it sees no majority of the metadata group, or
-its disk fails.
+
+`LeaderBalance`, on the controller, gives preferred leaders their partitions back, and `Evacuation`
+takes them off brokers that are to lead nothing. `Isolation` hands over what this broker leads while
+it sees no majority of the metadata group, or its disk fails.
 
 Invariants: the leader epoch of a partition never goes back, whichever node answers, but where its
 leader speaks for itself after another node spoke for it; a leader once known is named until a newer

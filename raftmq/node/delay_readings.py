@@ -220,12 +220,10 @@ class Followed(LaneItem):
 
     Attributes:
         is_at_work: the reading grows just now.
-        has_caught_up: it has been at the log's end.
         pause_ms: how long until the log is looked at again.
     """
 
     is_at_work: bool = field(default=False, init=False)
-    has_caught_up: bool = field(default=False, init=False)
     pause_ms: float = field(default=FOLLOW_MS, init=False)
 
 
@@ -244,6 +242,8 @@ class Followers:
         self._reader = reader
         self._must_wait = must_wait
         self._items: dict[LaneKey, Followed] = {}
+        self._unread: dict[Followed, None] = {}
+        """Those whose reading was not at the end of its log yet."""
         self._queue: WorkQueue[Followed] = WorkQueue(tasks, deadlines)
 
     @property
@@ -260,26 +260,30 @@ class Followers:
     def is_reading(self) -> bool:
         """True while a lane that another node leads is not read to the end of its log yet: if this
         node led it, what is due would wait for that."""
-        return any(
-            not item.has_caught_up and not item.partition.is_leader for item in self._items.values()
-        )
+        return any(not item.partition.is_leader for item in self._unread)
 
     def opened(self, partition: Partition) -> None:
         """A replica of a delay partition is there."""
         for lane in lanes_of(partition):
             item = Followed(partition, lane)
+            former = self._items.get(item.key)
+            if former is not None:
+                self._unread.pop(former, None)
             self._items[item.key] = item
-            self._note(item, has_caught_up=False)
+            self._set_unread(item)
             self._queue.add(item)
 
-    def _note(self, item: Followed, *, has_caught_up: bool) -> None:
-        """Whether a lane is read to the end; while one of a partition is not, others should lead
-        it, where they can."""
-        item.has_caught_up = has_caught_up
-        group = item.partition.group
-        lanes = [self._items.get((group, is_dead)) for is_dead in (False, True)]
-        is_read = all(lane.has_caught_up for lane in lanes if lane is not None)
-        item.partition.replica.stand_last(not is_read)
+    def _set_unread(self, item: Followed) -> None:
+        """A lane is to be read to its end: until then others should lead the partition, where they
+        can."""
+        self._unread[item] = None
+        item.partition.replica.stand_last(True)
+
+    def _set_read(self, item: Followed) -> None:
+        """A lane was read to its end."""
+        self._unread.pop(item, None)
+        is_unread = any(other.partition is item.partition for other in self._unread)
+        item.partition.replica.stand_last(is_unread)
 
     def closed(self, partition: Partition) -> None:
         """It is not there any more."""
@@ -287,6 +291,7 @@ class Followers:
             item = self._items.get((partition.group, is_dead))
             if item is not None and item.partition is partition:
                 del self._items[item.key]
+                self._unread.pop(item, None)
                 item.wake()
 
     def is_busy(self, key: LaneKey) -> bool:
@@ -302,7 +307,7 @@ class Followers:
             return None
         assert not item.is_at_work, "it is waited for"
         reading, item.reading, item.ahead = item.reading, None, None
-        self._note(item, has_caught_up=False)
+        self._set_unread(item)
         if not _is_usable(item, reading) or reading.pending.cursor > cursor:
             return None
         reading.pending.settle(cursor)
@@ -359,7 +364,7 @@ class Followers:
         """Read a piece; how long to wait, 0: there is more."""
         if item.reading is None or not _is_usable(item, item.reading):
             item.reading, item.ahead = self._reader.begin(item), None
-            self._note(item, has_caught_up=False)
+            self._set_unread(item)
         reading, before = item.reading, item.reading.end
         self._reader.allow(item, reading)
         if not await self._reader.read_on(item, reading, READ_BYTES):
@@ -369,7 +374,7 @@ class Followers:
         if item.ahead is not None or _committed_end(item.partition) > reading.end:
             item.pause_ms = FOLLOW_MS
             return 0.0
-        self._note(item, has_caught_up=True)
+        self._set_read(item)
         item.pause_ms = FOLLOW_MS if reading.end > before else min(2 * item.pause_ms, FOLLOW_MS_MAX)
         return item.pause_ms
 
