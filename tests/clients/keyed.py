@@ -287,6 +287,10 @@ class KeyedLoad:
 
         wait_until(are_told, 60, what)
 
+    def wait_for_keys(self) -> None:
+        """Until a record of each key was told of, so that it is known where each is at home."""
+        wait_until(lambda: all(n in self.told for n in range(KEYS)), 60, "a record of each key")
+
     def _run(self) -> None:
         next_s = time.monotonic()
         while not self._is_over:

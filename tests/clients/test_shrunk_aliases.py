@@ -288,6 +288,7 @@ def test_keyed_records_through_restarts_and_other_leaders(cluster: Cluster) -> N
     bootstrap = cluster.bootstrap
     near = Group(bootstrap, "near")
     with KeyedLoad(lambda tell: OfConfluent(bootstrap, "t", tell), 100) as load:
+        load.wait_for_keys()
         wait_for_six(load)
         one = Shrink(cluster, load)
         for node in cluster.nodes.values():

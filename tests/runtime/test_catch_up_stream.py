@@ -42,7 +42,8 @@ def chunk(file: File, position: int, size: int) -> StoredChunk:
 
 
 async def connected(a: Node) -> None:
-    await a.until(lambda: a.links.has_room_for_stored(TWO, 0))
+    """Until all that node dialled stands: each stream on its own, in no order."""
+    await a.until(lambda: a.links.is_connected(TWO) and a.socket is not None)
 
 
 async def test_bytes_of_a_file_follow_their_head(tmp_path: Path) -> None:

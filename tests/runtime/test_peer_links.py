@@ -128,13 +128,15 @@ async def until_end(sock: socket.socket) -> bytes:
 
 @asynccontextmanager
 async def running(*nodes: Node) -> AsyncIterator[trio.Nursery]:
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                await nursery.start(node.links.run, node.listener)
+            yield nursery
+            nursery.cancel_scope.cancel()
+    finally:
         for node in nodes:
-            await nursery.start(node.links.run, node.listener)
-        yield nursery
-        nursery.cancel_scope.cancel()
-    for node in nodes:
-        node.listener.close()
+            node.listener.close()
 
 
 def introduce(a: Node, b: Node) -> None:
