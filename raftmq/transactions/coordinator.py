@@ -2,9 +2,15 @@
 
 Any node serves any transactional id: a request becomes a row that names what it was made for, and
 is judged where it is applied. (FindCoordinator names one node for each id, so that its requests are
-answered by an image that has what was answered before.) A row that came at another moment than it
-names is made anew from the image that refused it; one that comes before the last transaction's end
-is complete waits here until it is, since clients come again after 20 ms otherwise.
+answered by an image that has what was answered before.) A row that comes before the last
+transaction's end is complete waits here until it is, since clients come again after 20 ms
+otherwise.
+
+Under protocol 1 all transactions of a producer may have one epoch. So a request names the one that
+it is meant for, by the image that it met as it came: the running one or the next. It never becomes
+part of a later one, however long it was under way: its producer may have given it up, aborted and
+begun anew elsewhere. Where the image was behind, the producer is told CONCURRENT_TRANSACTIONS, and
+asks again.
 
 Invariants: what is answered was applied; what is not known to be applied is answered with
 COORDINATOR_NOT_AVAILABLE, after which every client asks again; what waits is bounded.
@@ -24,8 +30,6 @@ from raftmq.metadata.commands import (
     AddPartitions,
     EndTransaction,
     InitProducer,
-    OffsetsTransaction,
-    Row,
 )
 from raftmq.metadata.image import (
     LEVEL_OF_CONDITIONS,
@@ -48,7 +52,9 @@ PARTITIONS_PER_ROW_MAX: Final = 500
 ID_BYTES_MAX: Final = 4_096
 """Of a transactional id, a key of the metadata state; as with names of groups."""
 TRIES_MAX: Final = 5
-"""So often a row is made anew because the image that it was made from had changed."""
+"""So often a row is sent that comes before the end of the transaction before."""
+ANY_SEQ: Final = -1
+"""In place of a transaction's number: the epoch tells which one is meant."""
 BARRIER_TIMEOUT_MS: Final = 5_000.0
 
 Partitions = Mapping[TopicId, Sequence[int]]
@@ -105,17 +111,25 @@ class Engine(Protocol):
 
 @define(slots=True, eq=False)
 class _Request:
-    """One request until it is answered; its row is made from the newest image at each try."""
+    """One request until it is answered."""
 
-    transactional_id: str
-    make: Callable[[Transaction | None], Row]
-    answer: Promise[RowDone]
+    row: InitProducer | AddPartitions | EndTransaction
     waits: bool
     """It can only be for the transaction after one whose end is not complete."""
-    is_for_one: bool
-    """It is for the transaction that was the last one when it came, and for no later one."""
+    txn_seq: int
+    """The transaction that it is for, or ANY_SEQ."""
+    answer: Promise[RowDone] = field(factory=Promise)
     tries_left: int = TRIES_MAX
     deadline: Deadline | None = field(default=None)
+
+    @property
+    def transactional_id(self) -> str:
+        """Whose transaction it is about."""
+        return self.row.transactional_id
+
+    def is_too_late(self, refusal: RowDone) -> bool:
+        """True when the transaction that it is for is over."""
+        return ANY_SEQ < self.txn_seq <= refusal.txn_seq
 
 
 class TransactionCoordinator:
@@ -178,7 +192,7 @@ class TransactionCoordinator:
             producer_id=producer_id,
             epoch=epoch,
         )
-        return self._credentials(transactional_id, lambda _known: row, waits=True)
+        return self._credentials(row, waits=True, txn_seq=ANY_SEQ)
 
     def add_partitions(
         self,
@@ -202,19 +216,19 @@ class TransactionCoordinator:
             for at in range(0, max(len(pairs), 1), PARTITIONS_PER_ROW_MAX)
         ]
         named = tuple(groups)
+        txn_seq = self.meant_seq(transactional_id, protocol)
         answer: Promise[ErrorCode] = Promise()
 
         def add_next(at: int) -> None:
-            def make(known: Transaction | None) -> Row:
-                return AddPartitions(
-                    transactional_id=transactional_id,
-                    producer_id=producer_id,
-                    epoch=epoch,
-                    txn_seq=_joined_seq(known, protocol),
-                    protocol=protocol,
-                    partitions=parts[at],
-                    groups=named,
-                )
+            row = AddPartitions(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                epoch=epoch,
+                txn_seq=txn_seq,
+                protocol=protocol,
+                partitions=parts[at],
+                groups=named,
+            )
 
             def added(outcome: Promise[RowDone]) -> None:
                 code = _code_of(outcome)
@@ -223,7 +237,7 @@ class TransactionCoordinator:
                 else:
                     answer.resolve(code)
 
-            self._ask(transactional_id, make, waits=True).when_done(added)
+            self._ask(row, waits=True, txn_seq=txn_seq).when_done(added)
 
         add_next(0)
         return answer
@@ -231,25 +245,20 @@ class TransactionCoordinator:
     def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, is_commit: bool, protocol: int
     ) -> Promise[ProducerResult]:
-        """Commit or abort; kept once that is decided. Markers are written after it.
-
-        Under protocol 1 it names the transaction that this node's image shows as it comes, and is
-        not made anew for another: a producer that gave it up may have begun the next one meanwhile.
-        Where the image was behind the producer is told CONCURRENT_TRANSACTIONS, and asks again.
-        """
-
-        def make(known: Transaction | None) -> Row:
-            return EndTransaction(
-                transactional_id=transactional_id,
-                producer_id=producer_id,
-                epoch=epoch,
-                is_commit=is_commit,
-                txn_seq=-1 if protocol == 2 else 0 if known is None else known.txn_seq,
-                protocol=protocol,
-            )
-
-        is_for_one = protocol == 1
-        return self._credentials(transactional_id, make, waits=False, is_for_one=is_for_one)
+        """Commit or abort; kept once that is decided. Markers are written after it."""
+        txn_seq = ANY_SEQ
+        if protocol == 1:
+            known = self._engine.image.transactions.get(transactional_id)
+            txn_seq = 0 if known is None else known.txn_seq
+        row = EndTransaction(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            epoch=epoch,
+            is_commit=is_commit,
+            txn_seq=txn_seq,
+            protocol=protocol,
+        )
+        return self._credentials(row, waits=False, txn_seq=txn_seq)
 
     def is_ending(self, transactional_id: str) -> bool:
         """True while this node's image shows a decision that is not carried out everywhere."""
@@ -265,26 +274,15 @@ class TransactionCoordinator:
             and group in known.groups
         )
 
-    def offsets_transaction(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        epoch: int,
-        *,
-        protocol: int,
-        topic_ids: Sequence[TopicId],
-    ) -> OffsetsTransaction:
-        """What offsets that are committed within a transaction name, by the newest image."""
+    def meant_seq(self, transactional_id: str, protocol: int) -> int:
+        """The number of the transaction that what comes now is meant for, as this node's image
+        shows it: the running one or the next. ANY_SEQ under protocol 2."""
         known = self._engine.image.transactions.get(transactional_id)
-        is_running = known is not None and known.state is TransactionState.ONGOING
-        return OffsetsTransaction(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            epoch=epoch,
-            txn_seq=known.txn_seq if protocol == 1 and is_running and known is not None else -1,
-            protocol=protocol,
-            topic_ids=tuple(topic_ids),
-        )
+        if protocol == 2:
+            return ANY_SEQ
+        if known is None:
+            return 1
+        return known.txn_seq + (known.state is not TransactionState.ONGOING)
 
     def verify(
         self, transactional_id: str, producer_id: int, epoch: int, topic_id: TopicId, partition: int
@@ -332,12 +330,7 @@ class TransactionCoordinator:
     # ---- rows ----
 
     def _credentials(
-        self,
-        transactional_id: str,
-        make: Callable[[Transaction | None], Row],
-        *,
-        waits: bool,
-        is_for_one: bool = False,
+        self, row: InitProducer | EndTransaction, *, waits: bool, txn_seq: int
     ) -> Promise[ProducerResult]:
         answer: Promise[ProducerResult] = Promise()
 
@@ -349,36 +342,31 @@ class TransactionCoordinator:
             else:
                 answer.resolve(ProducerResult(code))
 
-        self._ask(transactional_id, make, waits=waits, is_for_one=is_for_one).when_done(done)
+        self._ask(row, waits=waits, txn_seq=txn_seq).when_done(done)
         return answer
 
     def _ask(
-        self,
-        transactional_id: str,
-        make: Callable[[Transaction | None], Row],
-        *,
-        waits: bool,
-        is_for_one: bool = False,
+        self, row: InitProducer | AddPartitions | EndTransaction, *, waits: bool, txn_seq: int
     ) -> Promise[RowDone]:
-        request = _Request(transactional_id, make, Promise(), waits, is_for_one)
+        request = _Request(row, waits, txn_seq)
         self._try(request)
         return request.answer
 
     def _try(self, request: _Request) -> None:
-        known = self._engine.image.transactions.get(request.transactional_id)
-        if request.waits and _is_ending(known) and self._park(request):
+        is_ending = self.is_ending(request.transactional_id)
+        if request.waits and is_ending and self._park(request):
             return
-        self._send(request, known)
+        self._send(request)
 
-    def _send(self, request: _Request, known: Transaction | None) -> None:
+    def _send(self, request: _Request) -> None:
         request.tries_left -= 1
-        self._rows.add(request.make(known)).when_done(partial(self._tried, request))
+        self._rows.add(request.row).when_done(partial(self._tried, request))
 
     def _tried(self, request: _Request, outcome: Promise[RowDone]) -> None:
         is_early = (
             outcome.error is None
             and outcome.result().code == ErrorCode.CONCURRENT_TRANSACTIONS
-            and not request.is_for_one
+            and not request.is_too_late(outcome.result())
         )
         is_ending = self.is_ending(request.transactional_id)
         if is_early and is_ending and self._park(request):
@@ -441,7 +429,7 @@ class TransactionCoordinator:
             waiting = self._parked.pop(name)
             self.parked_count -= len(waiting)
             for request in waiting:
-                self._send(request, ids.get(name))
+                self._send(request)
 
 
 def _is_ending(known: Transaction | None) -> bool:
@@ -455,15 +443,6 @@ def _by_topic(
     for topic_id, index in pairs:
         topics.setdefault(topic_id, []).append(index)
     return tuple((topic_id, tuple(indexes)) for topic_id, indexes in topics.items())
-
-
-def _joined_seq(known: Transaction | None, protocol: int) -> int:
-    """The number of the transaction that something is meant for: the running one or the next."""
-    if protocol == 2:
-        return -1  # the epoch tells
-    if known is None:
-        return 1
-    return known.txn_seq + (known.state is not TransactionState.ONGOING)
 
 
 def _code_of(outcome: Promise[RowDone]) -> ErrorCode:

@@ -227,6 +227,54 @@ def test_a_late_end_never_ends_the_next_transaction() -> None:
     assert (known.txn_seq, known.state) == (2, TransactionState.ONGOING)
 
 
+@pytest.mark.parametrize("has_next", [False, True], ids=["none since", "the next one runs"])
+@pytest.mark.parametrize("is_under_way", [True, False], ids=["under way", "not sent yet"])
+def test_what_is_added_late_joins_no_later_transaction(has_next: bool, is_under_way: bool) -> None:
+    """Its producer gave it up, aborted and went on at other nodes, under the same epoch. Were its
+    group part of the next one, offsets that come as late would be committed with it."""
+    world = World()
+    who = begun(world)
+    added(world, who)
+    world.engine.is_prompt = False
+    late = world.coordinator.add_partitions(ID, *who, protocol=1, groups=["g"])
+    if is_under_way:
+        world.run(1)
+    world.machine.end(False)
+    world.machine.report_all()
+    if has_next:
+        world.machine.add((B, 0))
+    world.engine.is_prompt = True
+    world.run(1)
+    world.engine.apply_all()
+    assert world.got(late) is ErrorCode.CONCURRENT_TRANSACTIONS
+    known = world.machine.known()
+    is_running = known.state is TransactionState.ONGOING
+    assert (known.txn_seq, is_running, known.groups) == (1 + has_next, has_next, ())
+
+
+def test_all_rows_of_one_request_are_for_one_transaction() -> None:
+    world = World()
+    who = begun(world)
+    many = {A: [number % 3 for number in range(PARTITIONS_PER_ROW_MAX + 1)]}
+    world.engine.is_prompt = False
+    late = world.coordinator.add_partitions(ID, *who, protocol=1, partitions=many)
+    world.run(1)
+    [(first, promise)] = world.engine.under_way
+    world.engine.under_way.clear()
+    result = world.machine.apply(first)
+    world.engine.show()
+    world.machine.end(False)
+    world.machine.report_all()
+    world.engine.show()
+    promise.resolve(result)
+    world.engine.is_prompt = True
+    assert world.got(late) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert (world.machine.known().txn_seq, world.machine.known().state) == (
+        1,
+        TransactionState.COMPLETE_ABORT,
+    )
+
+
 def test_an_end_may_be_asked_for_again() -> None:
     world = World()
     who = begun(world)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import re2
 
 from raftmq.errors import ErrorCode
-from raftmq.metadata.commands import CommittedOffset
+from raftmq.metadata.commands import CommittedOffset, OffsetsTransaction
 from raftmq.metadata.transactions import Transaction, TransactionState
 from raftmq.partition.partition import Partition
 from raftmq.partition.transactions import WHATEVER_SEQ, Decided
@@ -243,6 +243,8 @@ def _commit(
 ) -> Work[dict[tuple[str, int], ErrorCode]]:
     who = request.transactional_id, request.producer_id, request.producer_epoch
     is_named = version >= _MEMBER_NAMED_FROM
+    # Before anything is waited for: what comes of it may be another transaction's by then.
+    txn_seq = broker.transactions.meant_seq(request.transactional_id, protocol)
     if protocol == 1 and not broker.transactions.has_group(*who, request.group_id):
         # It is part of the transaction in an image as new as the answer of AddOffsetsToTxn.
         yield from value_of(broker.transactions.catch_up())
@@ -259,8 +261,13 @@ def _commit(
         request.member_id if is_named else "",
         request.group_instance_id if is_named else None,
         [entry for entry, _ in known.values()],
-        broker.transactions.offsets_transaction(
-            *who, protocol=protocol, topic_ids=[topic_id for _, topic_id in known.values()]
+        OffsetsTransaction(
+            transactional_id=request.transactional_id,
+            producer_id=request.producer_id,
+            epoch=request.producer_epoch,
+            txn_seq=txn_seq,
+            protocol=protocol,
+            topic_ids=tuple(topic_id for _, topic_id in known.values()),
         ),
     )
     result = yield from value_of(codes)
