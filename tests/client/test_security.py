@@ -426,6 +426,20 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(front: FakeBroker) -> 
             admin.brokers()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_question_about_a_topic_ends_where_nobody_lets_us_in(
+    front: FakeBroker, name: str
+) -> None:
+    """It would have none of its answers later, and its time is not waited for."""
+    with open_driver(name) as driver:
+        strange = ssl.create_default_context()
+        with (
+            driver.consumer(front.address, security=strange) as consumer,
+            pytest.raises(AuthenticationError, match=r"not trusted.*CERTIFICATE_VERIFY_FAILED"),
+        ):
+            consumer.partitions("t", 3_600)
+
+
 def test_who_is_not_let_in_hears_so_at_once() -> None:
     client = ClientCore(ClientOptions(security=Security(sasl=Plain("user", "wrong"))))
     consumer = ConsumerCore(consumer_options(), client)

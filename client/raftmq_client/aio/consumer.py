@@ -237,6 +237,7 @@ class Consumer(Generic[K, V]):
         Raises:
             BrokerError: the cluster knew no such topic until the time was over.
             TimedOutError: nobody could tell in time.
+            AuthenticationError: no broker lets this client in.
         """
         return await self._engine.partitions(topic, timeout)
 

@@ -297,14 +297,13 @@ class Engine:
         Raises:
             BrokerError: the cluster knew no such topic until the time was over.
             TimedOutError: nobody could tell in time.
+            AuthenticationError: no broker lets this client in.
         """
         self.check()
         metadata = self.client.metadata
         metadata.want((topic,))
         self.wake()
-        await self.wait_for(
-            lambda: metadata.partition_count(topic) is not None, self.now() + timeout * 1000
-        )
+        await self.wait_for(lambda: metadata.is_settled(topic), self.now() + timeout * 1000)
         count = metadata.partition_count(topic)
         if count is None:
             raise metadata.not_found(topic)

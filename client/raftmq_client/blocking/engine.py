@@ -246,6 +246,7 @@ class Engine:
         Raises:
             BrokerError: the cluster knew no such topic until the time was over.
             TimedOutError: nobody could tell in time.
+            AuthenticationError: no broker lets this client in.
         """
         metadata = self.client.metadata
         self.check_wait()
@@ -253,9 +254,7 @@ class Engine:
             self.check()
             metadata.want((topic,))
             self.wake()
-            self.wait_for(
-                lambda: metadata.partition_count(topic) is not None, now_ms() + timeout * 1000
-            )
+            self.wait_for(lambda: metadata.is_settled(topic), now_ms() + timeout * 1000)
             count = metadata.partition_count(topic)
         if count is None:
             raise metadata.not_found(topic)

@@ -289,8 +289,14 @@ class MetadataCore:
             return BrokerError(code).code.name
         return str(self.last_error or self.unreachable or "no metadata")
 
+    def is_settled(self, topic: str) -> bool:
+        """Whether waiting tells no more: the topic is known, or no broker lets us in."""
+        return self.partition_count(topic) is not None or self.refusal is not None
+
     def not_found(self, topic: str) -> ClientError:
-        """What a question about a topic ends with when its time is over."""
+        """What a question about a topic ends with that waiting did not answer."""
+        if self.refusal is not None:
+            return self.refusal.fresh()
         code = self.errors.get(topic)
         if code:
             return BrokerError(code, about=f"topic {topic!r}")
