@@ -93,6 +93,9 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     time of the append that well."""
     cancels: list[Value] = msgspec.field(default_factory=list)
     """Delayed records that are called back, by value."""
+    sent: int = 1
+    """How often the request of a commit left, at its end: who loses an answer sends it again, and
+    each of them is a commit."""
     stamps: dict[str, list[int]] = msgspec.field(default_factory=dict)
     """By partition the timestamps of `records`, in nanoseconds of the run's own clock."""
 
@@ -122,6 +125,7 @@ class Payload(TypedDict, total=False):
     due: list[int]
     slack: int
     cancels: list[Value]
+    sent: int
     stamps: dict[str, list[int]]
 
 

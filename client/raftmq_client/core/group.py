@@ -99,6 +99,8 @@ class GroupCore:
         """It never will be: `error` is told until other topics are chosen."""
         self.waits_for = ""
         """Why this member does not get on, for people."""
+        self.commits_sent = 0
+        """Requests that save positions, each try of one counted: a lost answer asks for another."""
         self._trouble = Trouble(_LOG)
         self._metadata = metadata
         self._topics: tuple[str, ...] = ()
@@ -677,6 +679,7 @@ class GroupCore:
                 self._heartbeat_at = now  # which tells this member what it has missed
             self._wake(now)
 
+        self.commits_sent += pending.api == ApiKey.OFFSET_COMMIT
         pending.was_sent_before = pending.was_sent
         pending.call = self._call(pending.api, pending.request(self.identity), finish)
         return pending.call

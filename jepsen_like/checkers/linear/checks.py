@@ -123,7 +123,13 @@ class MomentChecker(Checker):
 
 
 class CommittedOffsets(MomentChecker):
-    """linear-committed: each group's offset in each partition is a register."""
+    """linear-committed: each group's offset in each partition is a register.
+
+    A commit whose request left several times may take effect as often, each time between its
+    beginning and its end: its copies come to a coordinator in their order, a former coordinator's
+    are fenced, and the last of them is the one that was answered. One that never came is as good as
+    one just before the next.
+    """
 
     operations: ClassVar = frozenset({"commit", "committed"})
 
@@ -138,8 +144,9 @@ class CommittedOffsets(MomentChecker):
             return
         for name, offset in (event.offsets if is_read else invoked.offsets).items():
             taken = self._registers.setdefault((invoked.group, name), Taken())
-            call = Call(event.op, (event.f, offset), begin, end, is_read)
-            taken.add(call, self.bounds.calls_max)
+            for _ in range(event.sent):
+                call = Call(event.op, (event.f, offset), begin, end, is_read)
+                taken.add(call, self.bounds.calls_max)
 
     def finish(self) -> Sequence[Verdict]:
         """Search each register."""

@@ -8,7 +8,9 @@ everywhere in histories.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -174,6 +176,20 @@ def join_all(threads: list[threading.Thread], timeout_s: float) -> bool:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in threads)
+
+
+class ClientLog(logging.Logger):
+    """Hands on what a client of librdkafka says; what ends one goes to the load's own log."""
+
+    def __init__(self, name: str, heard: Callable[[str], None]) -> None:
+        super().__init__(name, logging.DEBUG)
+        handler = logging.Handler()
+        handler.emit = lambda record: heard(record.getMessage())  # type: ignore[method-assign]
+        self.addHandler(handler)
+        told = logging.StreamHandler(sys.stderr)
+        told.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        told.addFilter(lambda record: record.getMessage().startswith("FATAL"))
+        self.addHandler(told)
 
 
 class Crowd(ABC):

@@ -58,19 +58,22 @@ def commit(
     try:
         consumer.commit(offsets)
     except HungError as error:
-        recorder.info(invoked, group=group, error=str(error))
+        recorder.info(invoked, group=group, error=str(error), sent=consumer.sent)
         raise
     except UnansweredError as error:
         # Even a refusal may be that of a second try, after a first one that was answered into
         # the void: nobody knows.
-        recorder.info(invoked, group=group, error=str(error))
+        recorder.info(invoked, group=group, error=str(error), sent=consumer.sent)
         return False
     if generation >= 0 and (now := consumer.generation()) != generation:
         recorder.info(
-            invoked, group=group, error=f"from generation {generation} to {now} meanwhile"
+            invoked,
+            group=group,
+            error=f"from generation {generation} to {now} meanwhile",
+            sent=consumer.sent,
         )
         return False
-    recorder.ok(invoked, group=group)
+    recorder.ok(invoked, group=group, sent=consumer.sent)
     return True
 
 

@@ -16,6 +16,7 @@ import confluent_kafka
 from jepsen_like.history_events import OFFSET_UNKNOWN
 from jepsen_like.live.workloads.base import (
     Around,
+    ClientLog,
     HungError,
     UnansweredError,
     key_of,
@@ -45,6 +46,9 @@ SESSION_MS: Final = 6_000
 HEARTBEAT_MS: Final = 500
 POLLS_MS: Final = 60_000
 """One that hangs leaves the group then."""
+SENT_MANY: Final = 9
+"""Told of a commit that hangs: it may go on and be sent more often than any that ends."""
+_SENT: Final = "Sent OffsetCommitRequest"
 _METADATA: Final = struct.Struct("=7si")
 _MAGIC: Final = b"CGMDv2:"
 
@@ -54,6 +58,11 @@ Handed = Callable[[list[str]], None]
 
 class GroupConsumer(Protocol):
     """A consumer of one group; a member once it subscribes."""
+
+    @property
+    def sent(self) -> int:
+        """How often the request of the last commit left, as far as that is told, at least once:
+        after a lost answer it is sent again."""
 
     def generation(self) -> int:
         """The generation that it believes to be in, -1 when in none."""
@@ -77,10 +86,13 @@ class GroupConsumer(Protocol):
         """Leave, and end it."""
 
 
-def group_consumer(around: Around, number: int, group: str, client_id: str) -> GroupConsumer:
-    """Every third one is of our own client library."""
-    kind = OwnClient if number % 3 == 2 else Librdkafka
-    return kind(around, group, client_id)
+def group_consumer(
+    around: Around, number: int, group: str, client_id: str, *, is_member: bool = True
+) -> GroupConsumer:
+    """Every third one is of our own client library. One that is no member never subscribes."""
+    if number % 3 == 2:
+        return OwnClient(around, group, client_id)
+    return Librdkafka(around, group, client_id, is_member=is_member)
 
 
 def _partitions(keys: list[str]) -> list[confluent_kafka.TopicPartition]:
@@ -94,12 +106,26 @@ def _check(told: list[confluent_kafka.TopicPartition] | None) -> None:
 
 
 class Librdkafka:
-    """One of confluent-kafka."""
+    """One of confluent-kafka.
 
-    def __init__(self, around: Around, group: str, client_id: str) -> None:
+    It tells in its log alone what it sends, and hands that out in polls alone. So only who is no
+    member, whose polls bring nothing else, knows how often a commit left. A member's commits of a
+    partition never overlap, and other generations' are fenced: sent twice says no more there.
+    """
+
+    def __init__(
+        self, around: Around, group: str, client_id: str, *, is_member: bool = True
+    ) -> None:
         self._around = around
+        self._counts = not is_member
+        self._sent = 0
+        self.sent = 1
         self._name = client_id
         self._is_hung = False
+        told: dict[str, Any] = {}
+        if self._counts:
+            logger = ClientLog(client_id, self._heard)
+            told = {"debug": "protocol", "log_level": 7, "logger": logger}
         self._consumer = new_consumer(
             around.plan.bootstrap,
             group,
@@ -110,6 +136,7 @@ class Librdkafka:
                 "retry.backoff.ms": RETRY_MS,
                 "retry.backoff.max.ms": 2 * RETRY_MS,
                 "client.id": client_id,
+                **told,
             },
         )
 
@@ -139,6 +166,8 @@ class Librdkafka:
         """Commit these."""
         wanted = [confluent_kafka.TopicPartition(*parts_of(key), offsets[key]) for key in offsets]
         ask = partial(self._consumer.commit, offsets=wanted, asynchronous=False)
+        self._sent = 0
+        self.sent = SENT_MANY if self._counts else 1
         try:
             told = unless_hung(self._around, f"commit of {self._name}", HANG_S, ask)
         except confluent_kafka.KafkaException as error:
@@ -146,7 +175,18 @@ class Librdkafka:
         except HungError:
             self._is_hung = True
             raise
+        finally:
+            self._count()
         _check(told)
+
+    def _count(self) -> None:
+        """Have the log handed out; what was sent before a call ended is in it by then."""
+        if self._counts and not self._is_hung:
+            self._consumer.poll(0)
+            self.sent = max(1, self._sent)
+
+    def _heard(self, text: str) -> None:
+        self._sent += _SENT in text
 
     def subscribe(self, topics: list[str], given: Handed, taken: Handed) -> None:
         """Be a member."""
@@ -183,6 +223,7 @@ class OwnClient:
 
     def __init__(self, around: Around, group: str, client_id: str) -> None:
         self._stop = around.stop
+        self.sent = 1
         self._given: Handed = _nobody
         self._taken: Handed = _nobody
         self._consumer = Consumer(
@@ -215,10 +256,14 @@ class OwnClient:
     def commit(self, offsets: dict[str, int]) -> None:
         """Commit these."""
         wanted = {TopicPartition(*parts_of(key)): offset for key, offset in offsets.items()}
+        group = self._consumer._core.need_group()
+        before = group.commits_sent
         try:
             self._consumer.commit(wanted, timeout=ANSWER_S)
         except ClientError as error:
             raise UnansweredError(str(error)) from error
+        finally:
+            self.sent = max(1, group.commits_sent - before)
 
     def subscribe(self, topics: list[str], given: Handed, taken: Handed) -> None:
         """Be a member."""

@@ -1,5 +1,8 @@
 """Committed offsets as registers: clients without a membership write and read one group's offsets.
 
+Both client libraries send a commit again whose answer was lost, and a broker cannot know it for the
+same one: each is a write. So a history says how often the request of a commit left.
+
 Every write is of a value of its own, so a read tells which write it saw; the checkers search for an
 order in which each read sees the last write before it.
 """
@@ -12,7 +15,7 @@ from typing import Final
 
 from jepsen_like.live.workloads.base import Around, Crowd, HungError
 from jepsen_like.live.workloads.group import commit, committed
-from jepsen_like.live.workloads.members import group_consumer
+from jepsen_like.live.workloads.members import GroupConsumer, group_consumer
 
 GROUP: Final = "registers"
 CLIENTS: Final = 3
@@ -33,7 +36,7 @@ class Registers(Crowd):
         rng = random.Random(around.plan.seed * 55 + number)
         keys = around.plan.keys[:REGISTERS]
         process = around.process()
-        consumer = group_consumer(around, number, GROUP, f"register-{number}")
+        consumer = self._client(number)
         try:
             while not around.stop.wait(rng.uniform(*PAUSE_S)):
                 key = rng.choice(keys)
@@ -45,8 +48,11 @@ class Registers(Crowd):
                         certain = committed(around, process, consumer, GROUP, [key]) is not None
                 except HungError:
                     certain = False
-                    consumer = group_consumer(around, number, GROUP, f"register-{number}")
+                    consumer = self._client(number)
                 if not certain:
                     process = around.process()  # the old one may still be at it
         finally:
             consumer.close()
+
+    def _client(self, number: int) -> GroupConsumer:
+        return group_consumer(self._around, number, GROUP, f"register-{number}", is_member=False)

@@ -12,9 +12,7 @@ the producer's id and epoch, too.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +25,7 @@ from jepsen_like.history_events import OFFSET_UNKNOWN
 from jepsen_like.live.workloads.base import (
     FAST_RETRIES,
     Around,
+    ClientLog,
     Headers,
     HungError,
     UnansweredError,
@@ -133,7 +132,7 @@ class Librdkafka:
                 "debug": "eos",
                 "log_level": 7,
             },
-            logger=_Log(self._name, self._heard),
+            logger=ClientLog(self._name, self._heard),
         )
         self._group: confluent_kafka.Consumer | None = None
 
@@ -246,20 +245,6 @@ class Librdkafka:
             raise OverError(str(error), is_certain=True)
         if is_last or self._around.is_over.is_set():
             raise UnansweredError(str(error))
-
-
-class _Log(logging.Logger):
-    """Hands on what librdkafka says of transactions; what ends one goes to the load's own log."""
-
-    def __init__(self, name: str, heard: Callable[[str], None]) -> None:
-        super().__init__(name, logging.DEBUG)
-        handler = logging.Handler()
-        handler.emit = lambda record: heard(record.getMessage())  # type: ignore[method-assign]
-        self.addHandler(handler)
-        told = logging.StreamHandler(sys.stderr)
-        told.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-        told.addFilter(lambda record: record.getMessage().startswith("FATAL"))
-        self.addHandler(told)
 
 
 class OwnClient:

@@ -225,6 +225,63 @@ def read_went_back_and_forth(s: Scribe) -> None:
         s.committed(3, offset)
 
 
+def twice(s: Scribe, sent: int) -> None:
+    """Told of a commit, then of another, then of the first again, before it ends."""
+    first = s.invoke(1, "commit", group="g", offsets={KEY: 281})
+    s.committed(2, 281)
+    s.commit(3, 283)
+    s.ok(first, sent=sent)
+    s.committed(2, 281)
+
+
+@accepted("linear-committed")
+@accepted("lost-commit")
+def sent_again_and_taken_twice(s: Scribe) -> None:
+    twice(s, 2)
+    s.commit(3, 285)
+    s.committed(2, 285)
+
+
+@rejected("linear-committed")
+def sent_once_and_taken_twice(s: Scribe) -> None:
+    twice(s, 1)
+
+
+@rejected("linear-committed")
+def taken_more_often_than_sent(s: Scribe) -> None:
+    first = s.invoke(1, "commit", group="g", offsets={KEY: 281})
+    for offset in (283, 285):
+        s.committed(2, 281)
+        s.commit(3, offset)
+        s.committed(2, offset)
+    s.ok(first, sent=2)
+    s.committed(2, 281)
+
+
+@rejected("linear-committed")
+@rejected("lost-commit")
+def taken_again_after_its_end(s: Scribe) -> None:
+    twice(s, 2)
+    s.commit(3, 285)
+    s.committed(2, 281)
+
+
+@accepted("linear-committed")
+def sent_again_and_never_answered(s: Scribe) -> None:
+    s.info(s.invoke(1, "commit", group="g", offsets={KEY: 281}), sent=2)
+    s.committed(2, 281)
+    s.commit(3, 283)
+    s.committed(2, 281)
+
+
+@rejected("linear-committed")
+def sent_once_and_never_answered(s: Scribe) -> None:
+    s.info(s.invoke(1, "commit", group="g", offsets={KEY: 281}))
+    s.committed(2, 281)
+    s.commit(3, 283)
+    s.committed(2, 281)
+
+
 @rejected("linear-topics")
 def created_twice(s: Scribe) -> None:
     s.topic("create_topic", "a")

@@ -80,6 +80,7 @@ def test_one_that_hangs_in_a_commit_is_left_as_it_is(
     with pytest.raises(HungError):
         group.commit(around, 1, client, "g", {"log-0": 5}, -1)
     assert [event.type for event in events] == ["invoke", "info"], "nobody knows what came of it"
+    assert events[-1].sent == 1, "of a member nobody counts"
     client.close()
     assert not made.is_closed, "that would hang, too"
     assert around.hung == ["commit of member-1 hangs, 0.01 s after it was called"]
@@ -97,6 +98,7 @@ class Member:
     def __init__(self, around: Around) -> None:
         self._around = around
         self._given: Handed | None = None
+        self.sent = 1
         self.is_closed = False
 
     def generation(self) -> int:
