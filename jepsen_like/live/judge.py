@@ -225,6 +225,8 @@ def _judge_load(round_: Round, found: Judgement) -> None:
         return
     for name in told.get("unfinished", ()):
         found.findings.append(Finding("unfinished", f"{name} got no answer on a healed cluster"))
+    for asked in told.get("unanswered", ()):
+        found.findings.append(Finding("unanswered", asked))
     if not told.get("has_read"):
         found.findings.append(Finding("unread", "a healed cluster was not read to its end"))
     for error in told.get("fatal", ()):

@@ -8,6 +8,7 @@ of it. A line of counts is written every second meanwhile. Exit 0: the history i
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import threading
@@ -98,6 +99,8 @@ def run(plan: Plan, history: Path) -> int:
             if not client.join(LAST_ANSWERS_S + 10)
         ]
         patience.cancel()
+        if unfinished:
+            faulthandler.dump_traceback()  # to the load's log: what each of them waits for
         has_read = read_to_end(around, READ_BACK_S)
         if TRANSACTIONS in plan.workloads:
             has_read &= look_back(around, GROUPS, READ_BACK_S)
@@ -112,6 +115,7 @@ def run(plan: Plan, history: Path) -> int:
         has_read=has_read,
         fatal=around.fatal,
         hung=around.hung,
+        unanswered=around.unanswered,
         refused=sorted(around.refused),
         crashes=crashes,
     )

@@ -112,6 +112,9 @@ class Around:
     polled_records: int = 0
     hung: list[str] = field(factory=list)
     """Clients that never came back from a call, though all that it waits for has a timeout."""
+    unanswered: list[str] = field(factory=list)
+    """Those of them whose question our own client got no answer to either: it is the cluster that
+    does not answer."""
     fatal: list[str] = field(factory=list)
     """Errors after which a client cannot go on; none is expected, whatever breaks."""
     refused: set[str] = field(factory=set)

@@ -12,6 +12,7 @@ asked for a commit, or every answer refused it, and `info` else: what is unknown
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from functools import partial
@@ -184,9 +185,12 @@ class Producers(Crowd):
         few = mine.rng.choice((len(keys), mine.rng.randint(0, len(keys))))
         is_doomed = not self._write(mine, running, keys[:few])
         mine.transactor = None
-        self._around.stop.wait(mine.rng.uniform(*LATE_S))
-        self._transact_plainly(mine)
-        is_doomed = is_doomed or not self._write(mine, running, keys[few:])
+        is_stopped = self._around.stop.wait(mine.rng.uniform(*LATE_S))
+        if not is_stopped:
+            self._transact_plainly(mine)
+            is_stopped = self._around.stop.is_set()
+        # What is under way has a time to end in that would not do for two calls that hang.
+        is_doomed = is_doomed or is_stopped or not self._write(mine, running, keys[few:])
         zombie = Identity(mine.number, mine.rng, mine.timeout_ms, running.transactor)
         self._finish(zombie, running, is_commit=not is_doomed)
         self._drop(zombie)
@@ -203,17 +207,10 @@ class Producers(Crowd):
         """End it, and tell what is known of that."""
         around, recorder = self._around, self._around.recorder
         is_committed = False
-        try:
-            if is_commit:
-                try:
-                    self._end(running, is_commit=True)
-                    is_committed = True
-                except DoomedError:
-                    is_commit = False
-            if not is_commit:
-                self._end(running, is_commit=False)
-        except (DoomedError, OverError, UnansweredError):
-            self._drop(mine)
+        if running.transactor.is_hung:
+            self._drop(mine)  # it would refuse to end anything as long as it hangs
+        else:
+            is_committed = self._commit_or_abort(mine, running, is_commit=is_commit)
         records = {key: list(rows) for key, rows in running.placed.items()}
         if is_committed:
             around.acked_records += sum(map(len, running.records.values()))
@@ -222,6 +219,18 @@ class Producers(Crowd):
             recorder.info(running.operation, records=records)
         else:
             recorder.fail(running.operation, records=records)
+
+    def _commit_or_abort(self, mine: Identity, running: Running, *, is_commit: bool) -> bool:
+        """Ask for its end; True when it was committed."""
+        try:
+            if is_commit:
+                with contextlib.suppress(DoomedError):
+                    self._end(running, is_commit=True)
+                    return True
+            self._end(running, is_commit=False)
+        except (DoomedError, OverError, UnansweredError):
+            self._drop(mine)
+        return False
 
     def _end(self, running: Running, *, is_commit: bool) -> None:
         recorder, transactor = self._around.recorder, running.transactor

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import confluent_kafka
-from attrs import frozen
+from attrs import evolve, frozen
 
 from jepsen_like.history_events import OFFSET_UNKNOWN
 from jepsen_like.live.workloads.base import (
@@ -35,7 +35,7 @@ from jepsen_like.live.workloads.base import (
 from jepsen_like.live.workloads.poll import new_consumer
 from jepsen_like.live.workloads.senders import FULL_S, Settled, tells_of
 from raftmq.types import TopicPartition
-from raftmq_client.blocking import Producer
+from raftmq_client.blocking import Admin, Producer
 from raftmq_client.blocking.producer import Transaction
 from raftmq_client.errors import (
     BufferFullError,
@@ -51,6 +51,10 @@ T = TypeVar("T")
 CALL_S: Final = 5.0
 ANSWER_S: Final = 30.0
 """Longer than any fault lasts; who has no answer by then asks no more."""
+RETRY_S: Final = 0.05
+"""Between two tries: some refusals come at once, and others need the core."""
+BESIDE_S: Final = 60.0
+"""How long the cluster may take to answer our own client where one of librdkafka hangs."""
 _ACQUIRED: Final = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
 _BUMPED: Final = re.compile(r"bumped epoch to PID\{Id:(\d+),Epoch:(\d+)\}")
 _ENDED: Final = re.compile(r"EndTxn returned (\S+) in state")
@@ -79,6 +83,8 @@ class Transactor(Protocol):
     """One producer of a transactional id."""
 
     protocol: int
+    is_hung: bool
+    """A call of it never came back: it is asked for nothing more, and left as it is."""
 
     def begin(self) -> tuple[int, int]:
         """Begin a transaction, as the producer of its id: its producer id and epoch."""
@@ -115,11 +121,11 @@ class Librdkafka:
     protocol = 1
 
     def __init__(self, made: Made) -> None:
-        self._around = made.around
+        self._made, self._around = made, made.around
         self._name = f"transactor-{made.number}"
         self._identity = (-1, -1)
         self._lost = 0
-        self._is_ready = self._is_hung = False
+        self._is_ready = self.is_hung = False
         self._producer = confluent_kafka.Producer(
             {
                 **FAST_RETRIES,
@@ -179,16 +185,14 @@ class Librdkafka:
         position = confluent_kafka.TopicPartition(*parts_of(key), offset)
         who = self._group.consumer_group_metadata()
         send = partial(self._producer.send_offsets_to_transaction, [position], who)
+        what = f"send_offsets_to_transaction of {self._name}"
         try:
-            # It passes over its timeout where it waits for a broker that it has dismissed itself.
-            unless_hung(
-                self._around,
-                f"send_offsets_to_transaction of {self._name}",
-                ANSWER_S + 2 * CALL_S,
-                partial(self._insist, send),
-            )
+            # It passes over its timeout (librdkafka#5456) where it waits for a coordinator that it
+            # has dismissed itself, since metadata left it out (librdkafka#5511).
+            unless_hung(self._around, what, ANSWER_S + 2 * CALL_S, partial(self._insist, send))
         except HungError:
-            self._is_hung = True
+            self.is_hung = True
+            ask_beside(self._made, group, what)
             raise
 
     def end(self, *, is_commit: bool) -> None:
@@ -206,7 +210,7 @@ class Librdkafka:
 
     def close(self) -> None:
         """Nothing is aborted: this is as if its process had died."""
-        if self._is_hung:
+        if self.is_hung:
             return  # so would its end
         if self._group is not None:
             self._group.close()
@@ -235,6 +239,7 @@ class Librdkafka:
                 self._raise(error.args[0], is_last=time.monotonic() > deadline)
             else:
                 return
+            self._around.is_over.wait(RETRY_S)
 
     def _raise(self, error: confluent_kafka.KafkaError, *, is_last: bool = True) -> None:
         if error.fatal():
@@ -251,6 +256,7 @@ class OwnClient:
     """One of `raftmq_client`."""
 
     protocol = 2
+    is_hung = False
 
     def __init__(self, made: Made) -> None:
         self._around = made.around
@@ -325,6 +331,56 @@ class OwnClient:
                 failure = error
             if time.monotonic() > deadline or self._around.is_over.is_set():
                 raise UnansweredError(str(failure))
+            self._around.is_over.wait(RETRY_S)
+
+
+# ---- where one hangs ----
+
+
+def ask_beside(made: Made, group: str, what: str) -> None:
+    """Tell whether the cluster answers where one of librdkafka hangs in `what`.
+
+    Our own client asks for the same until that is done, or for so long that the cluster is at
+    fault: then it is told of in `unanswered`.
+    """
+    around = made.around
+    began = time.monotonic()
+    while True:
+        try:
+            state = _commit_beside(made, group)
+        except (DoomedError, OverError, UnansweredError, ClientError) as error:
+            failure = str(error)
+        else:
+            took_s = time.monotonic() - began
+            told = f"our own client was answered after {took_s:.1f} s, its transaction is {state}"
+            around.hung.append(f"{what}: {told}")
+            return
+        if time.monotonic() > began + BESIDE_S or around.is_over.is_set():
+            around.unanswered.append(f"{what}: our own client got no answer either: {failure}")
+            return
+        around.is_over.wait(RETRY_S)
+
+
+def _commit_beside(made: Made, group: str) -> str:
+    """Commit an offset in the same group from a transaction of another id, which is aborted, and
+    see that the transaction of this id has ended, as its timeout is over; its state.
+
+    Raises:
+        DoomedError, OverError, UnansweredError, ClientError: something of that was not done.
+    """
+    plan = made.around.plan
+    beside = OwnClient(evolve(made, transactional_id=f"beside-{made.transactional_id}"))
+    try:
+        beside.begin()
+        beside.commit_offset(group, plan.transactional_keys[-1], 0)
+        beside.end(is_commit=False)
+    finally:
+        beside.close()
+    with Admin(plan.bootstrap, timeout_ms=CALL_S * 1e3) as admin:
+        told = admin.describe_transaction(made.transactional_id)
+    if told.is_open:
+        raise UnansweredError(f"the transaction of {made.transactional_id!r} is {told.state}")
+    return told.state
 
 
 KINDS: Final[tuple[Callable[[Made], Transactor], ...]] = (Librdkafka, OwnClient)

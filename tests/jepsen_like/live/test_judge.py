@@ -226,6 +226,7 @@ def test_a_report_tells_who_took_the_cores(round_: Round) -> None:
         ({"differences": ["t-0: nodes [1] against [2]"]}, "replicas-differ", 1),
         ({"told": {"has_read": False}, "load_exit": 2}, "unread", 1),
         ({"told": {"has_read": True, "unfinished": ["append"]}, "load_exit": 2}, "unfinished", 1),
+        ({"told": {"has_read": True, "unanswered": ["it: silence"]}}, "unanswered", 1),
         ({"told": {"has_read": True, "fatal": ["producer 1"]}}, "fatal-client", 1),
         ({"told": {"has_read": True, "refused": ["log-0: invalid"]}}, "refused-append", 1),
         ({"load_exit": 3}, "load", 2),
