@@ -6,7 +6,8 @@ one request. How much may be sent to each follower is decided in `progress.py`.
 
 Invariants: commit_end moves only by counting what a majority flushed, this replica included, and
 only past an entry of the own term (Raft §5.4.2); nothing of this term leaves before it is certain
-that a restart would not enter the same term again.
+that a restart would not enter the same term again; nothing that a replica said before it became a
+member, or before it became one again, counts for anything.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Leadership:
                 progress.next_end < log_end
                 or progress.must_ask
                 or progress.state is not ProgressState.REPLICATE
-            ):
+            ) and progress.is_met:
                 self._replicate(progress)
         if self._chunks:
             self._chunks.clear()
@@ -355,7 +356,7 @@ class Leadership:
         """Count what a follower flushed, or look for where its log parts from ours."""
         core = self._core
         progress = self.progress.get(reply.sender)
-        if progress is None:
+        if progress is None or not progress.is_met:
             return
         progress.last_heard_tick = core.now
         if reply.clock_ms:
@@ -383,6 +384,8 @@ class Leadership:
             return
         if reply.round > self._round or reply.matched_end > core.log_end:
             raise RemoteProtocolError(f"{reply.sender} answers a round that was not begun")
+        if reply.round < progress.added_round:
+            return  # of a time before it was added: it may have lost all that it had since
         progress.last_heard_tick = core.now
         if reply.clock_ms:
             progress.clock_ms = reply.clock_ms
@@ -445,21 +448,28 @@ class Leadership:
         check_change(core.configuration, configuration)
 
     def configuration_changed(self) -> None:
-        """Lead the members of the configuration now in force; new ones are probed at the end."""
+        """Lead the members of the configuration now in force; new ones are probed at the end, once
+        they answered a round that begins now."""
         core = self._core
         config = core.config
         configuration = core.configuration
         progress: dict[ReplicaId, Progress] = {}
+        is_change = self.has_committed_own_term  # else this leadership begins
         for member in configuration.members:
             if member == core.self_id:
                 continue
-            progress[member] = self.progress.get(member) or Progress(
+            known = self.progress.get(member)
+            if known is None and is_change:
+                self._begin_round()
+            progress[member] = known or Progress(
                 member,
                 self.term_start,
                 core.now,
                 bytes_max=config.inflight_bytes_max,
                 messages_max=config.inflight_messages_max,
                 is_behind=member not in configuration.voters,
+                # Whom this leader leads from the first answers in this term what it asked then.
+                added_round=self._round if is_change else 0,
             )
         self.progress = progress
         self._followers = list(progress.values())

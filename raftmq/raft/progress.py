@@ -10,8 +10,9 @@ there was when the last request for it left; in memory or not, a request that ma
 *held*.
 
 Invariants: `match_end <= next_end` outside CATCH_UP; `match_end` rises only by a promise of the
-replica itself, never by what was sent; the window exceeds its limits by less than one request;
-requests of one window all travel the same way, so that none overtakes another.
+replica itself, never by what was sent, and not before the replica is met; the window exceeds its
+limits by less than one request; requests of one window all travel the same way, so that none
+overtakes another.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Progress:
         "_installs",
         "_messages_max",
         "acked_round",
+        "added_round",
         "clock_ms",
         "full_end",
         "heard_end",
@@ -74,8 +76,10 @@ class Progress:
         bytes_max: int,
         messages_max: int,
         is_behind: bool = False,
+        added_round: int = 0,
     ) -> None:
         self.replica = replica
+        self.added_round: Final = added_round
         self.state = ProgressState.PROBE
         self.match_end = RaftIndex(0)  # agrees with our log and is flushed there: counts in quorums
         self.next_end = next_end  # the next request begins here
@@ -107,6 +111,17 @@ class Progress:
         mute = "" if self.is_promising else " mute"
         ends = f"match={self.match_end} next={self.next_end}"
         return f"{self.state.value} {ends}{waiting}{far}{flight}{mute}"
+
+    @property
+    def is_met(self) -> bool:
+        """True once the replica is known to live as a member: all it promised, it still holds.
+
+        A replica may leave the group and be added again under one leader. If it was ordered away
+        meanwhile its data is gone and so is its identity, while promises that it made in its
+        former life are still under way. Only its identity's end takes data away, so an answer to a
+        heartbeat that left after the addition shows that nothing of this kind has happened.
+        """
+        return self.acked_round >= self.added_round
 
     @property
     def inflight_messages(self) -> int:

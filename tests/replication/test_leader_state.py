@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from raftmq.records import NewRecord, build_batch
 from raftmq.replication.leader_state import SAMPLES, InSyncTracker
-from raftmq.types import NodeId, RaftIndex, ReplicaId, StorageId
+from raftmq.types import Buffer, NodeId, RaftIndex, ReplicaId, StorageId
 from tests.replication.three_nodes import IDS, ThreeNodes
 
 A, B = (ReplicaId(NodeId(n), StorageId(n)) for n in (2, 3))
@@ -109,3 +110,45 @@ def test_who_left_the_group_comes_back_as_a_stranger(tmp_path: Path) -> None:
     nodes.settle()
     assert member in replica.learners
     assert not replica.has_all_of(member, 500)
+
+
+def test_late_answers_of_a_former_life_count_for_nothing(tmp_path: Path) -> None:
+    """They left before the replica was removed, and arrive when it is a member again, without its
+    data: the leader takes it neither for there nor for caught up, so it gets no vote."""
+    nodes = ThreeNodes(tmp_path)
+    replica = nodes.leader.replica
+    member = next(one for one in IDS if one != replica.self_id)
+    here, there = replica.self_id.node_id, member.node_id
+    deliver, late = nodes.multirafts[here].deliver, list[Buffer]()
+
+    def withhold(sender: NodeId, frame: Buffer) -> None:
+        if sender == there:
+            late.append(frame)
+        else:
+            deliver(sender, frame)
+
+    nodes.multirafts[here].deliver = withhold  # type: ignore[method-assign]
+    nodes.produce(build_batch([NewRecord(None, b"v")], timestamp=1))
+    for _ in range(replica.config.heartbeat_ticks):
+        nodes.tick()
+    nodes.stopped = there
+    replica.change_membership(replica.configuration.without(member))
+    for _ in range(replica.config.election_ticks):
+        nodes.tick()
+    replica.change_membership(replica.configuration.with_learner(member))
+    nodes.settle()
+    known = replica.core.progress[member]
+    for _ in range(replica.config.election_ticks):
+        nodes.tick()
+    heard_tick = known.last_heard_tick
+    assert len(late) > 1
+    for frame in late:
+        deliver(there, frame)
+    assert replica.core.progress[member] is known
+    assert not replica.has_all_of(member, 500)
+    assert (known.match_end, known.last_heard_tick) == (0, heard_tick)
+    nodes.multirafts[here].deliver = deliver  # type: ignore[method-assign]
+    nodes.resume()
+    for _ in range(replica.config.heartbeat_ticks):
+        nodes.tick()
+    assert replica.has_all_of(member, 500), "it had kept all, and says so as a member"
