@@ -113,6 +113,9 @@ RETAIN_TURN: Final = 64
 MARKS_TURN: Final = 200
 """Groups that one turn of the loop marks in the journal."""
 WATCH_INTERVAL_S: Final = 1.0
+ORDER_CHECK_MS: Final = 1_000.0
+"""For so long at most the metadata group is asked whether an order to delete still stands. What is
+to be done next waits as well, so without an answer nothing is asked for as long again."""
 REOPEN_FREE_BYTES: Final = 16 << 20
 """With less than this free a replica would only stop again."""
 
@@ -227,6 +230,7 @@ class Partitions:
         self._started: dict[RaftGroupId, StartReplica] = {}
         self._unopened: dict[RaftGroupId, StartReplica] = {}
         self._unstopped: dict[RaftGroupId, StopReplica] = {}
+        self._ask_orders_at_ms = 0.0
         self._left: dict[TopicId, set[RaftGroupId]] = {}  # and may come back to
         self._eager: dict[RaftGroupId, int] = {}
         self._replicas: dict[RaftGroupId, Replica] = {}
@@ -497,13 +501,39 @@ class Partitions:
             return False
         return replica.core.is_voter and replica.leader is not None
 
+    async def _is_let_go(self, group: RaftGroupId) -> bool:
+        """True when nobody counts on this node's replica, nor will: its data may go, at once.
+
+        The image may be old: the node may be wanted again by now, and the group may have taken the
+        replica in. A leader that does has seen that the order was taken back, and counts nothing
+        before the replica answered a heartbeat that left after that (`Progress.is_met`). So one
+        that answered none since some moment at which the order stood is counted on by nobody.
+        """
+        if self._is_counted_on(group):
+            # The order is of an earlier day: the group has taken this replica in since, and either
+            # reports it, which takes the order back, or lets it go.
+            return False
+        if self._plane.clock.monotonic_ms() < self._ask_orders_at_ms:
+            return False
+        replica = self._replicas.get(group)
+        answered = None if replica is None else replica.core.answered_round
+        try:
+            await self._tasks.wait(self._engine.read_barrier(timeout_ms=ORDER_CHECK_MS))
+        except KafkaError as error:
+            self._ask_orders_at_ms = self._plane.clock.monotonic_ms() + ORDER_CHECK_MS
+            logger.info("orders to delete wait for metadata", group=str(group), why=str(error))
+            return False
+        return (
+            self._must_go(group)
+            and not self._is_counted_on(group)
+            and (replica is None or replica.core.answered_round == answered)
+        )
+
     async def _stop(self, action: StopReplica) -> None:
         lives = self._lives(action.group)
         if lives and not self._must_go(action.group):
             return  # wanted again before it came to this
-        if lives and self._is_counted_on(action.group):
-            # The order is of an earlier day: the group has taken this replica in since, and either
-            # reports it, which takes the order back, or lets it go.
+        if lives and not await self._is_let_go(action.group):
             self._unstopped[action.group] = action
             return
         partition = self._close(action.group)

@@ -19,7 +19,7 @@ from immutables import Map
 
 from raftmq.config import NodeConfig
 from raftmq.controller.reconciler import Action, StartReplica
-from raftmq.errors import ErrorCode
+from raftmq.errors import ErrorCode, KafkaError
 from raftmq.log.journal import GroupState, HardStateJournal, JournalConfig
 from raftmq.log.model import FlushJob
 from raftmq.log.shared import Shared
@@ -30,6 +30,8 @@ from raftmq.partition.parked import Deadlines
 from raftmq.partition.ports import AppendResult
 from raftmq.partition.registry import PartitionRegistry
 from raftmq.ports import DiskError, DiskFullError, never
+from raftmq.promise import Promise
+from raftmq.raft.messages import Heartbeat
 from raftmq.records import NewRecord, build_batch, parse_header
 from raftmq.replication.catch_up import CatchUpRate
 from raftmq.replication.clocks import AgreedTime
@@ -44,8 +46,10 @@ from raftmq.types import (
     METADATA_GROUP,
     NodeId,
     RaftGroupId,
+    RaftIndex,
     ReplicaId,
     StorageId,
+    Term,
     TopicId,
     TopicPartition,
 )
@@ -97,7 +101,11 @@ class Bench:
             replica_config=lambda priority: ReplicaConfig(priority=priority),
             fail=pytest.fail,
         )
-        engine = SimpleNamespace(image=EMPTY_IMAGE, on_image=lambda _callback: None)
+        engine = SimpleNamespace(
+            image=EMPTY_IMAGE,
+            on_image=lambda _callback: None,
+            read_barrier=lambda timeout_ms: Promise.resolved(None),
+        )
         self.control: Any = SimpleNamespace(
             engine=engine,
             lifecycle=SimpleNamespace(is_isolated=False),
@@ -505,6 +513,44 @@ async def test_an_order_that_was_withdrawn_deletes_nothing(bench: Bench) -> None
     assert bench.replica(action).self_id == ONE
     assert bench.replica(action).failure is None
     assert bench.partitions.registry.by_id(action.group.topic_id, 0) is not None
+
+
+@pytest.mark.parametrize("why", ["withdrawn", "unreachable", "answered"])
+async def test_an_order_is_obeyed_only_when_it_certainly_stands(bench: Bench, why: str) -> None:
+    """The image of this node may be old: its group may have taken the replica in since, and count
+    on what it answers."""
+    action = bench.start(0)
+    await bench.partitions._perform_all([action])
+    replica = bench.replica(action)
+    bench.move((TWO, THREE, FOUR), (TWO, THREE, FOUR))
+    engine = bench.control.engine
+    read_barrier = engine.read_barrier
+
+    def asked(timeout_ms: float) -> Promise[None]:
+        if why == "unreachable":
+            return Promise.failed(KafkaError("no answer", code=ErrorCode.REQUEST_TIMED_OUT))
+        if why == "withdrawn":
+            bench.move((ONE, TWO, THREE), (TWO, THREE, FOUR))
+        else:
+            replica.step(Heartbeat(Term(1), TWO, ONE, RaftIndex(0), 1))
+            replica.core.become_follower(Term(1), None)  # that leader falls silent
+        return Promise.resolved(None)
+
+    engine.read_barrier = asked
+    await bench.obey()
+    await bench.obey()
+    assert not bench.removed
+    assert bench.replica(action) is replica
+    assert (replica.self_id, replica.failure) == (ONE, None)
+    engine.read_barrier = read_barrier
+    bench.partitions.stop_again()
+    await bench.obey()
+    if why == "unreachable":
+        assert not bench.removed, "it asks no more for a while"
+        bench.partitions._ask_orders_at_ms = 0.0
+        bench.partitions.stop_again()
+        await bench.obey()
+    assert bench.removed == ([] if why == "withdrawn" else [action.group])
 
 
 async def led_alone(bench: Bench) -> tuple[StartReplica, Replica]:
