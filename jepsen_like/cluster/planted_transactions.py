@@ -110,6 +110,17 @@ def _nothing_aborted(_self: PartitionProducers, _start: Offset, _end: Offset) ->
     return []
 
 
+_replay = PartitionProducers._replay
+
+
+def _markers_passed_over(self: Any, table: Any, header: Any, found: Any) -> int:
+    """What has ended is open again once the log is read back."""
+    if not header.is_control:
+        return _replay(self, table, header, found)
+    table.next_offset = Offset(header.next_offset)
+    return 0
+
+
 _pend = apply_groups.pend
 _settle = apply_groups.settle_pending
 
@@ -200,6 +211,13 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         8,
         (21,),
         ("committed-aborted-read", "early-read"),
+    ),
+    "replay-passes-over-markers": Bug(
+        patching((PartitionProducers, "_replay", _markers_passed_over)),
+        stress.transactions,
+        8,
+        (21,),
+        ("MonotonicStableEnd",),
     ),
     "pending-offsets-visible": Bug(
         patching((apply_transactions, "pend", _visible_at_once)),

@@ -661,6 +661,7 @@ class Watcher:
         while self._sequences and self._sequences[-1].end > end:
             self._sequences.pop()
         self.inner.truncated(end)
+        self._judge_stable_end()
 
     def committed(self, high_watermark: Offset, commit_end: RaftIndex) -> None:
         """The high watermark moved."""
@@ -676,12 +677,18 @@ class Watcher:
         self._judge_stable_end()
 
     def _stable_end(self) -> int | None:
-        """Where readers of committed records stop; None where nobody asks, or it is not known."""
+        """Where readers of committed records stop who may read up to the high watermark, as at a
+        leader; None where nobody asks, or it is not known.
+
+        A follower tells less until it has flushed as much. It may have told more while it led, of
+        what others had flushed and it had not.
+        """
         partition, group = self.inner, self.group
         is_known = self._world.names.get(group, "").startswith(TRANSACTIONS)
         if not is_known or not isinstance(partition, Partition) or partition._producers._is_hidden:
             return None
-        return int(partition.stable_end)
+        end = self.replica.high_watermark
+        return int(partition._stable_end(end, partition._readable_end(end)))
 
     def _judge_stable_end(self) -> None:
         stable_end = self._stable_end()

@@ -14,6 +14,7 @@ from jepsen_like.cluster.node import ClusterNode
 from jepsen_like.cluster.options import ClusterOptions
 from jepsen_like.cluster.run import quiet_logs
 from jepsen_like.cluster.settling import Settling
+from jepsen_like.cluster.transactional import TOPIC
 from jepsen_like.cluster.watch import Watcher
 from jepsen_like.cluster.world import ClusterWorld
 from jepsen_like.invariants import InvariantViolation
@@ -22,7 +23,7 @@ from raftmq.log.log_start import LogStartFile, Pending
 from raftmq.metadata.commands import UNDATED, CommittedOffset
 from raftmq.protocol import ApiKey
 from raftmq.records import NewRecord, build_batch, parse_header
-from raftmq.types import METADATA_GROUP, NodeId, RaftGroupId, RaftIndex
+from raftmq.types import METADATA_GROUP, NodeId, Offset, RaftGroupId, RaftIndex
 
 CALM = ClusterOptions(drop=0.0, duplicate=0.0, straggler=0.0, client_drop=0.0, reorder=False)
 
@@ -60,9 +61,9 @@ def test_a_metadata_log_that_fails_while_a_node_comes_up_ends_the_process(
     assert node.is_serving
 
 
-def lead_a_partition(world: ClusterWorld) -> tuple[ClusterNode, RaftGroupId]:
+def lead_a_partition(world: ClusterWorld, name: str = "t") -> tuple[ClusterNode, RaftGroupId]:
     """Create a topic of one partition, with one record; returns its leader and its group."""
-    made = world.clients.spawn(lambda: create_topics(world, 90, ["t"], 1))
+    made = world.clients.spawn(lambda: create_topics(world, 90, [name], 1))
     world.run_until(world.now_ms + 2_000.0)
     assert made.is_done
     assert world.watch.is_whole()
@@ -161,6 +162,35 @@ def test_a_failed_disk_is_no_excuse_for_the_loss_of_what_was_committed(
     start_file.replace(attrs.evolve(local, pending=Pending.TRUNCATE, truncated_end=too_low))
     with pytest.raises(InvariantViolation, match="FlushedSurvives"):
         begin_again(world, node, group)
+
+
+def test_who_led_and_has_not_flushed_what_others_did_takes_nothing_back(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower tells what it has flushed; when it led it told all that others had (seed 1000060).
+    What is stable up to its high watermark is what it was; only that must never fall."""
+    node, group = lead_a_partition(world, TOPIC)
+    watcher = world.watch.machines[node.node_id, group]
+    replica, partition = watcher.replica, watcher.inner
+    monkeypatch.setattr(node, "in_thread", lambda *_: None)  # its disk stands still
+    batch = build_batch([NewRecord(b"k", b"v")], timestamp=node.clock.wall_ms())
+    node.run(lambda: replica.append(batch, parse_header(batch)))
+    world.run_until(world.now_ms + 50.0)
+    assert (partition.stable_end, replica.log.flushed_end_offset) == (2, 1)
+
+    (heir, _) = (other for other in world.nodes if other is not node)
+    node.run(lambda: replica.transfer_leadership(heir.node_id))
+    commit_end = watcher.commit_end
+    world.run_until(world.now_ms + 200.0)
+    assert watcher.commit_end > commit_end, "it heard its successor"
+    assert (partition.stable_end, replica.log.flushed_end_offset) == (1, 1)
+    beyond = partition.read(Offset(2), 1 << 20, may_follow=True, committed_only=True)
+    assert beyond.code is ErrorCode.OFFSET_NOT_AVAILABLE, "its reader comes again, at its offset"
+
+    producers = world.watch.machines[heir.node_id, group].inner._producers
+    monkeypatch.setattr(producers, "last_stable_offset", lambda _end: Offset(0))
+    with pytest.raises(InvariantViolation, match="MonotonicStableEnd"):
+        append(world, heir, group)
 
 
 def test_no_storage_is_taken_before_all_that_was_agreed_on_runs(world: ClusterWorld) -> None:
