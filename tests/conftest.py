@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hypothesis
@@ -23,6 +24,8 @@ from tests.second_try import (  # noqa: F401 - hooks
 )
 from tests.spark.connector import connector_jars
 from tests.spread import (  # noqa: F401 - hooks
+    LONG_S,
+    file_of,
     pytest_collection_finish,
     pytest_configure_node,
     pytest_xdist_make_scheduler,
@@ -84,7 +87,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Live tests have more time and end by an exception that lets them clean up. They begin first
     and wait most of the time; simulations, which take all the cores that are left and give way to
     them, run beside them (`spread.py`)."""
@@ -94,22 +97,64 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(limit)
         if item.path.parent.name == "sim" and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SIM_TIMEOUT_S))  # a limit ends the whole process
-    items.sort(key=_turn)
+    sharing = {item.path for item in items if _SHARES & set(getattr(item, "fixturenames", ()))}
+    shared = config.stash[_SHARED] = _Shared(frozenset(sharing))
+    config.add_cleanup(shared.stop)
+    items.sort(key=lambda item: _turn(item, item.path in sharing))
 
 
-def _turn(item: pytest.Item) -> int:
-    """Folders of long tests first: a long one at the end is waited for by all."""
-    folder = item.path.parent.name
-    if item.get_closest_marker("live"):
-        return 0 if folder in ("live", "testing", "cli") else 1
-    return 2 if folder == "sim" else 3
+def _turn(item: pytest.Item, shares: bool) -> tuple[int, float]:
+    """Files of live tests first, those that share a cluster one after the other, then simulations;
+    of each kind the longest first: a long one at the end is waited for by all."""
+    kind = 1 + shares if item.get_closest_marker("live") else 3 + (item.path.parent.name != "sim")
+    return kind, -LONG_S.get(file_of(item.nodeid), 0)
 
 
-@pytest.fixture(scope="session")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+_SHARES = frozenset({"shared_cluster", "bootstrap"})
+"""Fixtures of tests that use the shared cluster; the second asks for it by its name."""
+
+
+class _Shared:
+    """The shared cluster of this process, from the first file that asks for it to the last one in
+    a row: three nodes with nothing to do take a twelfth of a core."""
+
+    def __init__(self, files: frozenset[Path]) -> None:
+        self.files = files
+        self._cluster: Cluster | None = None
+
+    def cluster(self, folders: pytest.TempPathFactory) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(folders.mktemp("shared-cluster")).__enter__()
+        return self._cluster
+
+    def stop(self) -> None:
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            cluster.stop()
+
+
+_SHARED = pytest.StashKey[_Shared]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """End the shared cluster where the next file does not use it, and before a second try."""
+    try:
+        yield
+    finally:
+        shared = item.config.stash[_SHARED]
+        if nextitem is None or nextitem.path not in shared.files:
+            shared.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Cluster:
     """Three nodes for tests that break nothing; every test makes topics and groups of its own."""
-    with Cluster(tmp_path_factory.mktemp("shared-cluster")) as cluster:
-        yield cluster
+    return pytestconfig.stash[_SHARED].cluster(tmp_path_factory)
 
 
 @pytest.fixture(scope="session", autouse=True)

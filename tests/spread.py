@@ -18,6 +18,34 @@ from xdist.scheduler import LoadScopeScheduling
 
 LIVE_FILES = "live_files"
 _FOLDER = pytest.StashKey[TemporaryDirectory[str]]()
+LONG_S = {
+    "tests/sim/test_seeds.py": 800,
+    "tests/controller/test_metadata_sim.py": 240,
+    "tests/live/test_revoked.py": 230,
+    "tests/jepsen_like/checkers/test_generated.py": 160,
+    "tests/clients/test_shrunk_aliases.py": 130,
+    "tests/sim/test_execution.py": 130,
+    "tests/sim/test_planted.py": 120,
+    "tests/live/test_oauth.py": 100,
+    "tests/live/test_views.py": 100,
+    "tests/server/kafka/test_largest_requests.py": 100,
+    "tests/cli/test_live_cli.py": 90,
+    "tests/client/test_live_transactions.py": 80,
+    "tests/test_contracts.py": 80,
+    "tests/clients/test_shrunk_under_load.py": 70,
+    "tests/delays/test_deliveries.py": 60,
+    "tests/live/test_delays.py": 60,
+    "tests/live/test_fuzz_ports.py": 60,
+    "tests/live/test_throttle.py": 60,
+    "tests/test_tidy.py": 60,
+    "tests/client/test_damaged_answers.py": 50,
+    "tests/clients/test_views.py": 50,
+    "tests/controller/test_transactions_sim.py": 50,
+    "tests/live/test_shrink.py": 50,
+    "tests/log/test_crash_points.py": 50,
+    "tests/sim/test_cluster.py": 50,
+}
+"""How long a file takes in a whole run on two cores, if that is more than most: `--durations=0`."""
 
 
 def file_of(name: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.spread import LONG_S
+
 CONFTEST = "from tests.spread import *\n"
 LIVE = """
 import os
@@ -65,6 +67,59 @@ def test_what_ends_a_process_is_run_once(tmp_path: Path) -> None:
     assert "1 failed, 8 passed" in done.stdout
     told = {name: len((tmp_path / f"test_{name}.py.told").read_text().split()) for name in "abc"}
     assert told == dict.fromkeys("abc", 3)
+
+
+SHARES = """
+from pathlib import Path
+import tests.conftest
+from tests.conftest import *
+
+def tell(word):
+    with open(Path(__file__).with_name("told"), "a") as told:
+        told.write(f"{word} ")
+
+class FakeCluster:
+    def __init__(self, folder):
+        pass
+    def __enter__(self):
+        tell("start")
+        return self
+    def stop(self):
+        tell("stop")
+
+tests.conftest.Cluster = FakeCluster
+"""
+TELLS = """
+from pathlib import Path
+
+def test_tells(FIXTURES):
+    with open(Path(__file__).with_name("told"), "a") as told:
+        told.write(f"{Path(__file__).stem[5:]} ")
+"""
+
+
+@pytest.mark.slow
+def test_a_shared_cluster_ends_before_files_that_do_not_use_it(tmp_path: Path) -> None:
+    """Files that use it come one after the other, and those that compute at the end."""
+    (tmp_path / "conftest.py").write_text(SHARES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    live: as ours\n")
+    live = "import pytest\npytestmark = pytest.mark.live\n"
+    files = {
+        "a": TELLS.replace("FIXTURES", ""),
+        "b": live + TELLS.replace("FIXTURES", "shared_cluster"),
+        "c": live + TELLS.replace("FIXTURES", ""),
+        "d": live + TELLS.replace("FIXTURES", "shared_cluster"),
+    }
+    for name, text in files.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+    done = run_tests(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "told").read_text().split() == ["c", "start", "b", "d", "stop", "a"]
+
+
+def test_long_files_are_there() -> None:
+    root = Path(__file__).parents[1]
+    assert [name for name in LONG_S if not (root / name).is_file()] == []
 
 
 def run_spread(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
