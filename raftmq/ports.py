@@ -4,7 +4,8 @@
 same contract tests. A leaf module: no trio, no os.
 
 Disk rules: a write reaches the page cache at once and is durable only after `fdatasync` of that
-file; a created, renamed or removed name is durable only after `sync_directory` of its folder.
+file; a created, renamed or removed name is durable only after `sync_directory` of its folder. That
+holds for what a process meets as well: the one before it may have been killed in between.
 
 `replace_file` keeps these rules where a small file is replaced: a crash or a power loss leaves the
 old content or the new one. A rename alone is not enough: after a power loss the new name may stand

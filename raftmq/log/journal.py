@@ -411,6 +411,7 @@ class HardStateJournal:
         records: dict[int, bytes] | None,
     ) -> None:
         """Use the file as it is, since there is no room for another."""
+        self._disk.sync_directory(self._folder)  # a process that was killed may have renamed it
         if header is None or records is None:
             self._file = self._emptied(file, len(data))
         elif header.layout is ONCE:

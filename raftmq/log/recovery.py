@@ -9,6 +9,11 @@ Closed segments below the claimed end are not read: their index says size and ex
 bytes are checked before they are served. The tail is read from an index pair near the claimed end;
 where damage is known, the whole segment is. A truncation or reset that a crash interrupted is
 finished first.
+
+What is read may be in the page cache alone, where the process before was killed and the machine
+went on. The folder is synced before anything rests on the names that it shows: else a power loss
+could take back a name under which all has been flushed since. Bytes that nobody claimed are written
+once more.
 """
 
 from __future__ import annotations
@@ -112,7 +117,6 @@ class _Recovery:
         self._claimed = 0  # Raft index
 
     def run(self, claimed_end: RaftIndex, initial: LogStart) -> Recovered:
-        self._disk.make_directories(self._folder)
         self._list()
         for name in self._names:
             if name.endswith(".tmp"):
@@ -120,6 +124,7 @@ class _Recovery:
         local = self._start_file.read()
         if local is None:
             return self._begin(initial)
+        self._disk.sync_directory(self._folder)
         self._local = local
         if local.pending is Pending.RESET:
             self._finish_reset()
@@ -134,6 +139,10 @@ class _Recovery:
     # --- beginning --------------------------------------------------------------------------
 
     def _begin(self, initial: LogStart) -> Recovered:
+        if self._disk.exists(self._folder):  # whoever made it may have died before it was durable
+            self._disk.sync_directory(self._folder.rpartition("/")[0])
+        else:
+            self._disk.make_directories(self._folder)
         found = self._bare.read()
         if found.slots or found.is_tail_bad or self._bases():
             raise UnusableLogError(f"{self._folder}: log-start is missing")

@@ -264,6 +264,8 @@ class Partitions:
 
     async def start(self) -> None:
         """Run all that a current image says this node should run; return when it does."""
+        self._plane.disk.make_directories(self._root)
+        self._plane.disk.sync_directory(self._root)  # a killed process may have left folders here
         folders = find_folders(self._plane.disk, self._root)
         actions = at_start(self._engine.image, self._plane.node_id, folders)
         self._engine.on_image(self._image_changed)  # `run` does what changes meanwhile

@@ -111,6 +111,9 @@ class DataFolder:
         else:
             node = _read(disk, path, NodeFile)
             _check(root, node, cluster_id, node_id)
+            # What is read here is acted upon. A process that was killed may have renamed files to
+            # these names, or made folders, that a power loss would take back.
+            disk.sync_directory(root)
         return cls(disk, root, node, is_new=is_new)
 
     @classmethod

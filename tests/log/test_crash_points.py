@@ -1,4 +1,5 @@
-"""Power fails in the middle of every step of every operation of several steps.
+"""Power fails in the middle of every step of every operation of several steps; or the process dies
+there, the next one goes on with what it sees, and power fails after that.
 
 Each scenario runs once per change that it makes to the disk, and with several fates of what was not
 synced. Whatever happened, the log opens as it was before or after, and nothing flushed is gone.
@@ -63,6 +64,16 @@ def roll(log: ReplicatedLog) -> None:
         flush(log)
 
 
+def roll_idle(log: ReplicatedLog) -> None:
+    assert log.roll_if_aged(1 << 50)
+
+
+def expire_all(log: ReplicatedLog) -> None:
+    """Nothing is left but an empty segment."""
+    roll_idle(log)
+    log.move_start(log.start_at(log.log_end_offset))
+
+
 def bare_then_batches(log: ReplicatedLog) -> None:
     elect(log, 4)
     append(log, 4, size=300)
@@ -103,6 +114,8 @@ def reset_and_go_on(log: ReplicatedLog) -> None:
 
 SCENARIOS: list[tuple[Callable[[ReplicatedLog], None], int]] = [
     (roll, 27),
+    (roll_idle, 27),
+    (expire_all, 27),
     (bare_then_batches, 27),
     (truncate_in_active, 25),
     (truncate_across, 10),
@@ -134,7 +147,69 @@ def test_a_crash_at_every_step(operation: Callable[[ReplicatedLog], None], kept:
                 pass
             disk.crash(Random(seed), fate)
             check_reopened(disk, operation, before, kept)
-    assert step > 5
+    assert step > (2 if operation is roll_idle else 5)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kept"), SCENARIOS, ids=[operation.__name__ for operation, _ in SCENARIOS]
+)
+def test_a_process_dies_at_every_step_and_power_fails_later(
+    operation: Callable[[ReplicatedLog], None], kept: int
+) -> None:
+    """What the next process sees need not be on the device, names least of all; what it flushes
+    is."""
+    is_done = False
+    step = 0
+    while not is_done:
+        step += 1
+        for seed, fate in enumerate(FATES):
+            disk = sim_disk(seed)
+            log = prepared(disk)
+            disk.crash_after(step)
+            try:
+                operation(log)
+                is_done = True
+            except SimCrash:
+                pass
+            disk.end_process()
+            go_on_and_lose_power(disk, kept, seed, fate)
+
+
+def go_on_and_lose_power(disk: SimDisk, kept: int, seed: int, fate: CrashOdds) -> None:
+    log = open_log(disk, NO_RECENT_SEGMENTS, claimed=kept)
+    assert log.damaged == []
+    elect(log, 9)
+    append(log, 9)
+    claimed = flush(log)
+    assert claimed == log.end_index
+    flushed = contents(log)
+    disk.crash(Random(seed), fate)
+    log = open_log(disk, NO_RECENT_SEGMENTS, claimed=claimed)
+    assert log.damaged == []
+    assert log.end_index == claimed
+    assert contents(log) == flushed
+
+
+@pytest.mark.parametrize(("operation", "kept"), [(move_start, 27), (reset, 0)])
+def test_a_process_dies_and_power_fails_while_the_next_one_opens_the_log(
+    operation: Callable[[ReplicatedLog], None], kept: int
+) -> None:
+    """What recovery takes away because of what it read must not be gone before that is durable."""
+    for step in range(1, 16):
+        for seed in range(12):
+            disk = sim_disk(seed)
+            log = prepared(disk)
+            disk.crash_when(lambda verb, _: 0 if verb == "sync directory" else None)
+            with pytest.raises(SimCrash):
+                operation(log)  # the new log start has its name, which is not durable
+            disk.end_process()
+            disk.crash_after(step)
+            with suppress(SimCrash):
+                open_log(disk, NO_RECENT_SEGMENTS, claimed=kept)
+            disk.crash(Random(seed), CrashOdds(lose=0, prefix=0, torn=0, sectors=0, names=0.5))
+            log = open_log(disk, NO_RECENT_SEGMENTS, claimed=kept)
+            assert log.damaged == []
+            assert log.recovery.claimed_end == 0
 
 
 def check_reopened(
@@ -218,6 +293,42 @@ def test_a_crash_during_repair() -> None:
                 assert log.damaged == [(start, end)]
                 log.repair(start, good)
             assert contents(log) == before
+    assert step > 5
+
+
+def test_a_process_dies_during_repair_and_power_fails_later() -> None:
+    """The next one finds no damage, and promises all that it holds."""
+    step = 0
+    is_done = False
+    while not is_done:
+        step += 1
+        disk = sim_disk(step)
+        log = prepared(disk)
+        before = contents(log)
+        first = log._segments.all[0]
+        position = first.size - 30
+        log.close()
+        disk.flip(first.path, position)
+        disk.remove(first.offset_index.path)
+        disk.sync_directory(log.folder)
+        log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
+        start, end = log.damaged[0]
+        index = log.index_of(start)
+        good = [p for s, k, p in before if k == 0 and index <= s < index + end - start]
+        disk.crash_after(step)
+        try:
+            log.repair(start, good)
+            is_done = True
+        except SimCrash:
+            pass
+        disk.end_process()
+        log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
+        if log.damaged:
+            continue
+        disk.crash(Random(step), FATES[0])
+        log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
+        assert log.damaged == []
+        assert contents(log) == before
     assert step > 5
 
 

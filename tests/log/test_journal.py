@@ -9,7 +9,7 @@ from uuid import UUID
 import attrs
 import pytest
 
-from jepsen_like.disk import CrashOdds, SimDisk
+from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
 from raftmq.log import journal as journal_file
 from raftmq.log.journal import (
     RECORD_SIZE,
@@ -294,6 +294,28 @@ def test_votes_work_on_a_full_disk() -> None:
     flush_journal(journal)
     lose(disk)
     assert start(disk).get(group(2)) == state(6000)
+
+
+def test_a_full_disk_after_a_process_died_while_it_renamed() -> None:
+    """The new file has its name in the page cache alone, and votes go to it: with the old one they
+    would be forgotten."""
+    disk = sim_disk()
+    journal = start(disk)
+    for term in range(1, 40):
+        journal.put(group(term % 3), state(term))
+    job = journal.flush_job()
+    assert job is not None
+    assert job.rename is not None
+    disk.crash_when(lambda verb, _: 0 if verb == "sync directory" else None)
+    with pytest.raises(SimCrash):
+        job.run()
+    disk.end_process()
+    disk.capacity_bytes = disk.used_bytes()
+    journal = start(disk)
+    journal.put(group(1), state(50))
+    flush_journal(journal)
+    lose(disk)
+    assert start(disk).get(group(1)) == state(50)
 
 
 def test_a_start_on_a_full_disk() -> None:

@@ -16,7 +16,7 @@ from raftmq.log.segments import Segments
 from raftmq.types import RaftIndex
 from tests.log.test_log_model import IN_ORDER, STEPS, Machine
 
-SEEDS = 150
+SEEDS = 300
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 

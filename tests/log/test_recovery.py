@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 import pytest
 
 from raftmq.log.model import DamagedError
 from raftmq.records import NewRecord, build_batch
+from raftmq.runtime.disk import RealDisk
 from raftmq.types import Offset, RaftIndex
 from tests.log.helpers import (
     BIG,
@@ -25,6 +28,37 @@ from tests.log.helpers import (
     sim_disk,
     span_bytes,
 )
+
+# --- folders and names ---------------------------------------------------------------------------
+
+
+class SyncsNoted(RealDisk):
+    """Notes which folders are synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+
+    def sync_directory(self, path: str) -> None:
+        super().sync_directory(path)
+        self.synced.append(path)
+
+
+def test_a_folder_that_another_process_made_is_made_durable(tmp_path: Path) -> None:
+    """It may have died before it was; the log's own names are durable then under no name."""
+    folder = str(tmp_path / "a-0")
+    for is_made in (False, True):
+        if is_made:
+            Path(folder).mkdir()
+        disk = SyncsNoted()
+        open_log(disk, folder=folder).close()
+        assert disk.synced.count(str(tmp_path)) == 1
+        assert disk.synced[-1] == folder
+        disk.synced.clear()
+        open_log(disk, folder=folder).close()
+        assert disk.synced == [folder], "one sync opens it again"
+        shutil.rmtree(folder)
+
 
 # --- torn tails ----------------------------------------------------------------------------------
 

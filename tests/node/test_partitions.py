@@ -221,6 +221,25 @@ async def until(condition: Any) -> None:
             await trio.sleep(0.01)
 
 
+async def test_topic_folders_that_another_process_made_are_durable_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died between making one and syncing the folder that names it."""
+    action = bench.start(0)
+    Path(bench.partitions._folder(action)).parent.mkdir(parents=True)
+    synced: list[str] = []
+    sync = bench.plane.disk.sync_directory
+
+    def noted(path: str) -> None:
+        sync(path)
+        synced.append(path)
+
+    monkeypatch.setattr(bench.plane.disk, "sync_directory", noted)
+    await bench.partitions.start()
+    await bench.partitions._perform_all([action])
+    assert synced[0] == bench.partitions._root
+
+
 async def test_replicas_open_side_by_side(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening is waiting for the disk; the loop and the other replicas do not wait with it."""
     monkeypatch.setattr(module, "LEADERLESS_MAX", 1_000)

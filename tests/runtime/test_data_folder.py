@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
+from msgspec.structs import replace
 
+from jepsen_like.disk import CrashOdds, SimCrash, SimDisk
 from raftmq.runtime.data_folder import DataFolder, DataFolderError
 from raftmq.runtime.disk import RealDisk
 from raftmq.types import NodeId
@@ -38,6 +42,38 @@ def test_it_is_new_until_it_is_taken(tmp_path: Path) -> None:
     folder = DataFolder.open(RealDisk(), tmp_path, cluster_id="c", node_id=NodeId(1))
     assert not folder.is_new
     folder.close()
+
+
+@pytest.mark.parametrize("syncs", [1, 2])
+def test_what_a_start_reads_is_durable(syncs: int) -> None:
+    """A process may have died between a file's new name and the sync that makes it durable: first
+    that of node.json, then that of formation.json."""
+    disk = SimDisk(Random(1))
+    disk.make_directories("/data")
+
+    def started(draw: int) -> DataFolder:
+        return DataFolder.unlocked(disk, "/data", cluster_id="c", node_id=NodeId(1), draw=draw)
+
+    folder = started(1)
+    promised = replace(folder.load_formation(), recovering="1,2")
+    seen: list[str] = []
+
+    def is_last(verb: str, _path: str) -> int | None:
+        seen.append(verb)
+        return 0 if seen.count("sync directory") == syncs else None
+
+    disk.crash_when(is_last)
+    with suppress(SimCrash):
+        folder.take()
+        folder.save_formation(promised)
+    assert seen.count("sync directory") == syncs
+    disk.end_process()
+    second = started(3)
+    known = second.load_formation()
+    assert (second.storage_id, known == promised) == (1, syncs == 2)
+    disk.crash(Random(1), CrashOdds(lose=1, names=1))
+    third = started(5)
+    assert (third.storage_id, third.load_formation()) == (1, known)
 
 
 def test_another_node_or_cluster_is_refused_by_name(tmp_path: Path) -> None:
