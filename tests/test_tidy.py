@@ -191,9 +191,11 @@ def test_no_folder_is_a_heap() -> None:
 
 def test_exceptions_are_needed() -> None:
     """An exception whose function has become short, or has gone, is taken out."""
+    named = {name.rpartition(":")[0] for name in LONG_FUNCTIONS}
     long = {
         f"{name_of(path)}:{node.name}"
         for path in SOURCES
+        if name_of(path) in named
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
