@@ -45,6 +45,7 @@ MOVE_BUGS: Final[dict[str, Bug]] = {
         5,
         (6, 23),
         ("EveryLifeIsNew", "LeaderCompleteness", "CommittedIsDurableAtMajority"),
+        begins_at=40,
     ),
     "learner-is-forgotten": Bug(
         patching((apply_moves, "_targeted", _undismissed)),
