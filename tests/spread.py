@@ -28,7 +28,6 @@ LONG_S = {
     "tests/sim/test_planted.py": 120,
     "tests/live/test_oauth.py": 100,
     "tests/live/test_views.py": 100,
-    "tests/server/kafka/test_largest_requests.py": 100,
     "tests/cli/test_live_cli.py": 90,
     "tests/client/test_live_transactions.py": 80,
     "tests/test_contracts.py": 80,
