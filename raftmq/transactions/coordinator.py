@@ -114,10 +114,6 @@ class _Request:
     """One request until it is answered."""
 
     row: InitProducer | AddPartitions | EndTransaction
-    waits: bool
-    """It can only be for the transaction after one whose end is not complete."""
-    txn_seq: int
-    """The transaction that it is for, or ANY_SEQ."""
     answer: Promise[RowDone] = field(factory=Promise)
     tries_left: int = TRIES_MAX
     deadline: Deadline | None = field(default=None)
@@ -127,9 +123,15 @@ class _Request:
         """Whose transaction it is about."""
         return self.row.transactional_id
 
+    @property
+    def waits(self) -> bool:
+        """True where it can only be for the transaction after one whose end is not complete."""
+        return not isinstance(self.row, EndTransaction)
+
     def is_too_late(self, refusal: RowDone) -> bool:
-        """True when the transaction that it is for is over."""
-        return ANY_SEQ < self.txn_seq <= refusal.txn_seq
+        """True when the transaction that its row names is over."""
+        row = self.row
+        return not isinstance(row, InitProducer) and ANY_SEQ < row.txn_seq <= refusal.txn_seq
 
 
 class TransactionCoordinator:
@@ -192,7 +194,7 @@ class TransactionCoordinator:
             producer_id=producer_id,
             epoch=epoch,
         )
-        return self._credentials(row, waits=True, txn_seq=ANY_SEQ)
+        return self._credentials(row)
 
     def add_partitions(
         self,
@@ -237,7 +239,7 @@ class TransactionCoordinator:
                 else:
                     answer.resolve(code)
 
-            self._ask(row, waits=True, txn_seq=txn_seq).when_done(added)
+            self._ask(row).when_done(added)
 
         add_next(0)
         return answer
@@ -258,7 +260,7 @@ class TransactionCoordinator:
             txn_seq=txn_seq,
             protocol=protocol,
         )
-        return self._credentials(row, waits=False, txn_seq=txn_seq)
+        return self._credentials(row)
 
     def is_ending(self, transactional_id: str) -> bool:
         """True while this node's image shows a decision that is not carried out everywhere."""
@@ -277,9 +279,9 @@ class TransactionCoordinator:
     def meant_seq(self, transactional_id: str, protocol: int) -> int:
         """The number of the transaction that what comes now is meant for, as this node's image
         shows it: the running one or the next. ANY_SEQ under protocol 2."""
-        known = self._engine.image.transactions.get(transactional_id)
         if protocol == 2:
             return ANY_SEQ
+        known = self._engine.image.transactions.get(transactional_id)
         if known is None:
             return 1
         return known.txn_seq + (known.state is not TransactionState.ONGOING)
@@ -329,9 +331,7 @@ class TransactionCoordinator:
 
     # ---- rows ----
 
-    def _credentials(
-        self, row: InitProducer | EndTransaction, *, waits: bool, txn_seq: int
-    ) -> Promise[ProducerResult]:
+    def _credentials(self, row: InitProducer | EndTransaction) -> Promise[ProducerResult]:
         answer: Promise[ProducerResult] = Promise()
 
         def done(outcome: Promise[RowDone]) -> None:
@@ -342,19 +342,16 @@ class TransactionCoordinator:
             else:
                 answer.resolve(ProducerResult(code))
 
-        self._ask(row, waits=waits, txn_seq=txn_seq).when_done(done)
+        self._ask(row).when_done(done)
         return answer
 
-    def _ask(
-        self, row: InitProducer | AddPartitions | EndTransaction, *, waits: bool, txn_seq: int
-    ) -> Promise[RowDone]:
-        request = _Request(row, waits, txn_seq)
+    def _ask(self, row: InitProducer | AddPartitions | EndTransaction) -> Promise[RowDone]:
+        request = _Request(row)
         self._try(request)
         return request.answer
 
     def _try(self, request: _Request) -> None:
-        is_ending = self.is_ending(request.transactional_id)
-        if request.waits and is_ending and self._park(request):
+        if request.waits and self.is_ending(request.transactional_id) and self._park(request):
             return
         self._send(request)
 

@@ -262,6 +262,29 @@ def test_a_crash_during_recovery() -> None:
             assert log.end_index >= 14
 
 
+class HalfRepaired:
+    """A log with a damaged segment, whose repair a crash interrupts after so many disk changes."""
+
+    def __init__(self, disk: SimDisk, step: int) -> None:
+        log = prepared(disk)
+        self.before = contents(log)
+        first = log._segments.all[0]
+        position = first.size - 30
+        log.close()
+        disk.flip(first.path, position)
+        disk.remove(first.offset_index.path)
+        disk.sync_directory(log.folder)
+        log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
+        start, end = self.damage = log.damaged[0]
+        index = log.index_of(start)
+        self.good = [p for s, k, p in self.before if k == 0 and index <= s < index + end - start]
+        disk.crash_after(step)
+        self.is_done = False
+        with suppress(SimCrash):
+            log.repair(start, self.good)
+            self.is_done = True
+
+
 def test_a_crash_during_repair() -> None:
     step = 0
     is_done = False
@@ -269,30 +292,14 @@ def test_a_crash_during_repair() -> None:
         step += 1
         for seed, fate in enumerate(FATES):
             disk = sim_disk(seed)
-            log = prepared(disk)
-            before = contents(log)
-            first = log._segments.all[0]
-            position = first.size - 30
-            log.close()
-            disk.flip(first.path, position)
-            disk.remove(first.offset_index.path)
-            disk.sync_directory(log.folder)
-            log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
-            start, end = log.damaged[0]
-            index = log.index_of(start)
-            good = [p for s, k, p in before if k == 0 and index <= s < index + end - start]
-            disk.crash_after(step)
-            try:
-                log.repair(start, good)
-                is_done = True
-            except SimCrash:
-                pass
+            half = HalfRepaired(disk, step)
+            is_done |= half.is_done
             disk.crash(Random(seed), fate)
             log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
             if log.damaged:
-                assert log.damaged == [(start, end)]
-                log.repair(start, good)
-            assert contents(log) == before
+                assert log.damaged == [half.damage]
+                log.repair(half.damage[0], half.good)
+            assert contents(log) == half.before
     assert step > 5
 
 
@@ -303,24 +310,8 @@ def test_a_process_dies_during_repair_and_power_fails_later() -> None:
     while not is_done:
         step += 1
         disk = sim_disk(step)
-        log = prepared(disk)
-        before = contents(log)
-        first = log._segments.all[0]
-        position = first.size - 30
-        log.close()
-        disk.flip(first.path, position)
-        disk.remove(first.offset_index.path)
-        disk.sync_directory(log.folder)
-        log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
-        start, end = log.damaged[0]
-        index = log.index_of(start)
-        good = [p for s, k, p in before if k == 0 and index <= s < index + end - start]
-        disk.crash_after(step)
-        try:
-            log.repair(start, good)
-            is_done = True
-        except SimCrash:
-            pass
+        half = HalfRepaired(disk, step)
+        is_done = half.is_done
         disk.end_process()
         log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
         if log.damaged:
@@ -328,7 +319,7 @@ def test_a_process_dies_during_repair_and_power_fails_later() -> None:
         disk.crash(Random(step), FATES[0])
         log = open_log(disk, NO_RECENT_SEGMENTS, claimed=27)
         assert log.damaged == []
-        assert contents(log) == before
+        assert contents(log) == half.before
     assert step > 5
 
 

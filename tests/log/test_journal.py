@@ -18,7 +18,7 @@ from raftmq.log.journal import (
     HardStateJournal,
     JournalConfig,
 )
-from raftmq.log.model import NewerFormatError
+from raftmq.log.model import FlushJob, NewerFormatError
 from raftmq.ports import Disk, DiskError, DiskFullError
 from raftmq.types import NodeId, RaftGroupId, ReplicaId, StorageId, TopicId
 from tests.log.conftest import Place
@@ -233,17 +233,23 @@ def test_a_full_file_is_rewritten() -> None:
     assert sorted(terms) == [195, 196, 197, 198, 199]
 
 
-@pytest.mark.parametrize("is_renamed", [False, True])
-@pytest.mark.parametrize("now", [False, True])
-def test_a_vote_while_the_file_is_rewritten(now: bool, is_renamed: bool) -> None:
-    """Until the new file has its name durably, the old one must hold what is promised."""
-    disk = sim_disk()
+def rewriting(disk: SimDisk) -> tuple[HardStateJournal, FlushJob]:
+    """A journal of many votes, and the job that puts a new file in place of its old one."""
     journal = start(disk)
     for term in range(1, 40):
         journal.put(group(term % 3), state(term))
     job = journal.flush_job()
     assert job is not None
     assert job.rename is not None
+    return journal, job
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+@pytest.mark.parametrize("now", [False, True])
+def test_a_vote_while_the_file_is_rewritten(now: bool, is_renamed: bool) -> None:
+    """Until the new file has its name durably, the old one must hold what is promised."""
+    disk = sim_disk()
+    journal, job = rewriting(disk)
     journal.put(group(1), state(50))
     if now:
         journal.flush_now()
@@ -300,12 +306,7 @@ def test_a_full_disk_after_a_process_died_while_it_renamed() -> None:
     """The new file has its name in the page cache alone, and votes go to it: with the old one they
     would be forgotten."""
     disk = sim_disk()
-    journal = start(disk)
-    for term in range(1, 40):
-        journal.put(group(term % 3), state(term))
-    job = journal.flush_job()
-    assert job is not None
-    assert job.rename is not None
+    journal, job = rewriting(disk)
     disk.crash_when(lambda verb, _: 0 if verb == "sync directory" else None)
     with pytest.raises(SimCrash):
         job.run()
