@@ -67,9 +67,6 @@ GIVE_UP_MS: Final = 100
 KEPT: Final = {"retention.bytes": "-1", "retention.ms": "-1"}
 PARTITIONS: Final = 2
 DELAY_MS: Final = (0, 2_500)
-AFTER_MARGIN_MS: Final = 1_500
-"""A delay is counted from the leader's append by the agreed clock, which may be behind by a
-heartbeat, and by the skew of a clock that is hardly wrong."""
 
 
 @define(eq=False)
@@ -79,7 +76,6 @@ class Delayed:
     value: int
     partition: int
     due_ms: float
-    margin_ms: float
     is_acked: bool = False
     is_called_back: bool = False
     """Somebody asked to cancel or replace it."""
@@ -128,20 +124,19 @@ def timed(
     one is named."""
     value = world.next_value() if value is None else value
     delay_ms = random.randint(*DELAY_MS)
-    row = Delayed(value, partition, world.now_ms + delay_ms, 0.0)
+    row = Delayed(value, partition, world.now_ms + delay_ms)
     if random.random() < 0.5:
         at_ms = EPOCH_MS + int(world.now_ms) + delay_ms
         row.due_ms = at_ms - EPOCH_MS
         header = ("deliver-at", b"%d" % at_ms)
     else:
-        row.margin_ms = AFTER_MARGIN_MS
         header = ("deliver-after", b"%d" % delay_ms)
     headers = [header, *headers]
     if counts_attempts and random.random() < 0.5:
         row.attempt = random.randint(1, ATTEMPTS)
         headers.append(("raftmq-attempt", b"%d" % row.attempt))
         if row.is_dead:  # it is due at once
-            row.due_ms, row.margin_ms = world.now_ms, AFTER_MARGIN_MS
+            row.due_ms = world.now_ms
     text = b"%d." % value + b"." * random.randrange(0, world.options.value_bytes_max)
     return row, NewRecord(key or b"%d" % value, text, None, headers)
 
@@ -331,18 +326,18 @@ class DelayedReader:
         if row.is_dead or attempt != row.attempt:
             raise InvariantViolation("AttemptsAreCounted", f"{told}: {row.attempt} of {ATTEMPTS}")
         now_ms = self._world.now_ms
-        if now_ms + 1 < row.due_ms + limit_ms - row.margin_ms:
+        if now_ms + 1 < row.due_ms + limit_ms:
             raise InvariantViolation("GivesUpInTime", f"{told}: due {row.due_ms}, it is {now_ms}")
         self._world.had_effect("a delayed record was given up")
 
     def _judge_times(self, row: Delayed, record: Record, told: str) -> None:
         """It came no sooner than it was due, and was not cancelled before."""
         now_ms = self._world.now_ms
-        if row.due_ms - row.margin_ms > now_ms + 1:
+        if row.due_ms > now_ms + 1:
             raise InvariantViolation("NeverEarly", f"{told}: due {row.due_ms}, it is {now_ms}")
-        if record.timestamp + row.margin_ms < EPOCH_MS + int(row.due_ms):
+        if record.timestamp < EPOCH_MS + int(row.due_ms):
             raise InvariantViolation("NeverEarly", f"{told}: stamped {record.timestamp}")
-        if 0 <= row.away_ms < row.due_ms - row.margin_ms - 1:
+        if 0 <= row.away_ms < row.due_ms - 1:
             raise InvariantViolation(
                 "CancelledStaysAway", f"{told}: cancelled {row.away_ms}, due {row.due_ms}"
             )

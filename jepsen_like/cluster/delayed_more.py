@@ -119,7 +119,7 @@ class Parting(Ledger):
         return f"{len(missing)} records were not given up: {missing[:5]}" if missing else ""
 
     def _must_come(self, row: Delayed) -> bool:
-        is_left = row.is_dead or row.due_ms - row.margin_ms > self.gone_ms + HEARD_MS
+        is_left = row.is_dead or row.due_ms > self.gone_ms + HEARD_MS
         return row.is_acked and not row.is_called_back and row.offset < 0 and is_left
 
 

@@ -131,6 +131,9 @@ DELAY_BUGS: Final[dict[str, Bug]] = {
     "delivered-by-a-fast-clock": _bug(
         (TimeBounds, "reached_ms", _early), caught_by=("NeverEarly", "CancelledStaysAway")
     ),
+    "stamped-by-what-has-come": _bug(
+        (TimeBounds, "coming_ms", TimeBounds.reached_ms), caught_by=("NeverEarly",)
+    ),
     "cancellations-are-ignored": _bug(
         (Pending, "_cancel", nothing), caught_by=("CancelledStaysAway",)
     ),

@@ -10,6 +10,10 @@ half of the metadata group's voters, or of the clocks heard: of more clocks than
 is right. They go on by monotonic time where no clocks are heard, and the earliest never runs ahead
 of monotonic time. Nothing is known until this node has led a group with enough voters.
 
+For delayed records it has two more, which follow clocks that are set right: a time that has come,
+by which they are delivered, and one that has not passed yet, from which a delay counts. Clocks are
+as old as the messages they came by, so the two are apart, by seconds after a pause.
+
 Nothing here decides about safety, and a node's own clock alone decides nothing, except where it is
 the only one.
 """
@@ -19,7 +23,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from math import ceil
+from typing import Final, NamedTuple
 
 from raftmq.ports import Clock
 from raftmq.raft.core import RaftCore
@@ -85,17 +90,24 @@ def heard_clocks(core: RaftCore) -> Iterator[tuple[ReplicaId, int]]:
             yield peer, progress.clock_ms
 
 
+class Hearing(NamedTuple):
+    """Between which two times it was when clocks were heard, while no more of them are wrong than
+    can be told apart; both as distances from monotonic time."""
+
+    at_ms: float
+    since: float
+    until: float
+
+
 class TimeBounds:
     """The two bounds, kept as distances from monotonic time."""
 
-    __slots__ = ("_ceiling", "_earliest", "_latest", "_near", "_reached")
+    __slots__ = ("_ceiling", "_earliest", "_hearings", "_latest")
 
     def __init__(self) -> None:
         self._ceiling: float | None = None
         self._earliest = self._latest = 0.0
-        self._reached: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
-        """Hearings: when, and how far ahead of monotonic time."""
-        self._near = 0.0
+        self._hearings: deque[Hearing] = deque(maxlen=REMEMBERED)
 
     def hear(self, clocks: Collection[tuple[int, float]], voters: int, monotonic_ms: float) -> None:
         """Move the bounds by clocks of different nodes; too few of them change nothing.
@@ -109,8 +121,7 @@ class TimeBounds:
         most = sorted(clock_ms - since_ms for clock_ms, since_ms in clocks)
         few = max(min(voters, 3), len(clocks)) // 2
         if len(clocks) > few:
-            self._reached.append((monotonic_ms, least[-1 - few]))
-            self._near = most[few]
+            self._hearings.append(Hearing(monotonic_ms, least[-1 - few], most[few]))
         wrong_max = max(voters - 1, len(clocks) - 1) // 2
         if len(clocks) <= wrong_max:
             return
@@ -137,19 +148,35 @@ class TimeBounds:
         known = self._known(monotonic_ms)
         return None if known is None else int(monotonic_ms + known)
 
+    def coming_ms(self, monotonic_ms: float) -> int | None:
+        """A time that has not passed yet, under the same conditions: from here on it is this late
+        or later. It is `reached_ms` but for what clocks may have gone on before they were read. A
+        hearing that was slow leaves more open than one before it did, so the narrowest counts of
+        those that the last one does not contradict."""
+        known = self._known(monotonic_ms)
+        return None if known is None else ceil(monotonic_ms + max(known, self._until(monotonic_ms)))
+
     def doubt_ms(self, monotonic_ms: float) -> float:
-        """So far may `reached_ms` be behind, as the clocks tell that were heard last; 0 where it
+        """So far may `reached_ms` be behind; below 0 where most clocks were set back; 0 where it
         is unknown."""
         known = self._known(monotonic_ms)
-        return 0.0 if known is None else self._near - known
+        return 0.0 if known is None else self._until(monotonic_ms) - known
 
     def heard_ago_ms(self, monotonic_ms: float) -> float | None:
         """How long ago the last hearing was; None: there was none."""
-        return monotonic_ms - self._reached[-1][0] if self._reached else None
+        return monotonic_ms - self._hearings[-1].at_ms if self._hearings else None
 
     def _known(self, monotonic_ms: float) -> float | None:
+        return max((heard.since for heard in self._lately(monotonic_ms)), default=None)
+
+    def _until(self, monotonic_ms: float) -> float:
+        last = self._hearings[-1]
+        untils = [heard.until for heard in self._lately(monotonic_ms)]
+        return min(until for until in untils if until >= last.since)
+
+    def _lately(self, monotonic_ms: float) -> Iterator[Hearing]:
         since_ms = monotonic_ms - HEARD_WITHIN_MS
-        return max((ahead for at_ms, ahead in self._reached if at_ms >= since_ms), default=None)
+        return (heard for heard in self._hearings if heard.at_ms >= since_ms)
 
 
 class AgreedTime:
@@ -210,16 +237,13 @@ class AgreedTime:
         return is_new and self._bounds.doubt_ms(now_ms) <= RIGHT_WITHIN_MS
 
     def stamp_ms(self) -> int | None:
-        """What a leader stamps a delayed record with that is appended now: the agreed time, which
-        is behind by a heartbeat or so, or its own clock where that is about the same. None:
-        unknown, also while so few clocks are heard that one may be wrong, and nobody knows
-        which."""
+        """What a leader stamps a delayed record with that is appended now: a time that is still to
+        come or has just come, so that no delay that counts from it ends early. None: unknown, also
+        while so few clocks are heard that one may be wrong, and nobody knows which."""
         now_ms = self._heard()
-        reached = self._bounds.reached_ms(now_ms)
-        if reached is None or self._bounds.doubt_ms(now_ms) > AGREED_WITHIN_MS:
+        if self._bounds.doubt_ms(now_ms) > AGREED_WITHIN_MS:
             return None
-        wall_ms = self._clock.wall_ms()
-        return max(reached, wall_ms) if abs(wall_ms - reached) <= RIGHT_WITHIN_MS else reached
+        return self._bounds.coming_ms(now_ms)
 
     def _heard(self) -> float:
         now_ms = self._clock.monotonic_ms()

@@ -162,9 +162,9 @@ def test_after_a_short_pause_an_answer_counts_for_as_much_as_it_may_tell() -> No
     assert agreed.reached_ms() == agreed.earliest_ms() == NOW, "never early"
     assert agreed.latest_ms() == NOW + 5_000, "nothing ages before its time"
     assert not agreed.is_sure
-    assert agreed.stamp_ms() == NOW
+    assert agreed.stamp_ms() == NOW + 5_000, "a delay that counts from here ends in time"
     clock.monotonic += AGREED_WITHIN_MS
-    assert agreed.stamp_ms() == NOW + AGREED_WITHIN_MS, "of the hearing before"
+    assert agreed.stamp_ms() == NOW + 5_000 + AGREED_WITHIN_MS, "of the hearing before"
     late = AgreedTime(NodeId(1), clock, lambda: [led(NOW, NOW)], lambda: 3)
     assert late.stamp_ms() is None, "that is too old to agree with"
 
@@ -284,17 +284,71 @@ def test_time_does_not_run_ahead_where_the_reader_is_held_up() -> None:
     assert agreed.latest_ms() == clock.wall + 40, "and nothing begins to age before its time"
 
 
-def test_a_delayed_record_is_stamped_by_the_leaders_clock_where_that_is_right() -> None:
+def test_a_delay_that_counts_from_a_stamp_never_ends_early() -> None:
+    """Whatever its leader heard before: the clocks that it heard may have been read at once, or as
+    late as their answers came."""
+    clock, heard = FakeClock(), [NOW, NOW]
+    asked_ms = 0.0
+    agreed = AgreedTime(NodeId(1), clock, lambda: [led(*heard, asked_ms=asked_ms)], lambda: 3)
+    clock.wall, clock.monotonic = NOW - DAY, 3_000.4
+    assert agreed.reached_ms() == NOW
+    assert agreed.stamp_ms() == NOW + 3_001
+    asked_ms = 4_000.0
+    clock.wall, clock.monotonic = NOW - DAY, 4_010.0
+    heard[:] = [NOW + 4_000] * 2
+    assert agreed.reached_ms() == NOW + 4_000
+    assert agreed.stamp_ms() == NOW + 4_010
+    asked_ms = 4_500.0
+    clock.monotonic = 7_500.0
+    heard[:] = [NOW + 4_600] * 2
+    assert agreed.reached_ms() == NOW + 7_490
+    assert agreed.stamp_ms() == NOW + 7_500, "a slow hearing leaves more open than the one before"
+
+
+def test_stamps_follow_clocks_that_are_set_right() -> None:
     clock, heard = FakeClock(), [NOW, NOW]
     agreed = AgreedTime(
-        NodeId(1), clock, lambda: [led(*heard, asked_ms=clock.monotonic)], lambda: 3
+        NodeId(1), clock, lambda: [led(*heard, asked_ms=clock.monotonic - 30)], lambda: 3
     )
-    for wall, stamp in ((NOW + 100, NOW + 100), (NOW - 100, NOW), (NOW + DAY, NOW)):
-        clock.wall = wall
-        assert agreed.stamp_ms() == stamp
-    del heard[1:]  # two clocks a day apart: which is wrong?
-    clock.monotonic += HEAR_EVERY_MS
-    assert agreed.stamp_ms() is None
+    for ahead_ms, stamp_ahead_ms in ((0, 20), (DAY, DAY + 20), (0, DAY - 10)):
+        clock.monotonic += HEAR_EVERY_MS
+        clock.wall = NOW + int(clock.monotonic)
+        heard[:] = [clock.wall + ahead_ms - 10] * 2
+        stamp_ms = agreed.stamp_ms()
+        assert stamp_ms == clock.wall + stamp_ahead_ms
+        reached_ms = agreed.reached_ms()
+        assert reached_ms is not None
+        assert stamp_ms >= reached_ms
+
+
+def test_nobody_stamps_while_two_clocks_are_far_apart() -> None:
+    clock = FakeClock()
+    agreed = AgreedTime(NodeId(1), clock, lambda: [led(NOW)], lambda: 3)
+    assert agreed.reached_ms() == clock.wall
+    assert agreed.stamp_ms() is None, "which of the two is wrong?"
+
+
+@given(
+    pauses=st.lists(st.tuples(st.floats(0, 4_000), st.floats(0, 4_000)), min_size=1, max_size=12),
+    steps=st.lists(st.integers(-2_000, 2_000), min_size=12, max_size=12),
+    wrong_ms=st.integers(-10 * DAY, 10 * DAY),
+)
+def test_one_wrong_clock_and_slow_answers_keep_the_time_between_the_two(
+    pauses: list[tuple[float, float]], steps: list[int], wrong_ms: int
+) -> None:
+    """The time is NOW at 0; the leader's own clock is the wrong one, or any other."""
+    heard, at_ms = TimeBounds(), 0.0
+    for (asked_ago_ms, shown_ago_ms), step_ms in zip(pauses, steps, strict=False):
+        at_ms += 4_000.0
+        asked_ms = at_ms - max(asked_ago_ms, shown_ago_ms)
+        shown_ms = NOW + at_ms - min(asked_ago_ms, shown_ago_ms)
+        wrong = int(NOW + at_ms + wrong_ms + step_ms), asked_ms
+        heard.hear([(int(shown_ms), asked_ms), wrong, (int(NOW + at_ms), at_ms)], 3, at_ms)
+        reached_ms, coming_ms = heard.reached_ms(at_ms), heard.coming_ms(at_ms)
+        assert reached_ms is not None
+        assert coming_ms is not None
+        assert reached_ms <= NOW + at_ms
+        assert coming_ms >= int(NOW + at_ms)
 
 
 def test_more_clocks_are_sought_while_it_is_not_known_which_is_wrong() -> None:
