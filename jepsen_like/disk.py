@@ -239,6 +239,7 @@ class SimDisk:
         for folder in moved_folders:
             self._folders.discard(folder)
             self._folders.add(target + folder[len(source) :])
+        self._forget_pending(source)
         self._settle(change)  # folders are as durable as `make_directories` makes them
 
     def remove(self, path: str) -> None:
@@ -255,6 +256,7 @@ class SimDisk:
         for name in [p for p in self._names if p.startswith(f"{path}/")]:
             del self._names[name]
             change[name] = None
+        self._forget_pending(path)
         self._settle(change)
         self._folders = {f for f in self._folders if f != path and not f.startswith(f"{path}/")}
 
@@ -547,6 +549,14 @@ class SimDisk:
     def _settle(self, change: dict[str, Inode | None]) -> None:
         for path, inode in change.items():
             _apply(self._durable_names, path, inode)
+
+    def _forget_pending(self, folder: str) -> None:
+        """What a folder that is gone was to have: a later one of that name is another."""
+        kept = (
+            {path: inode for path, inode in change.items() if not path.startswith(f"{folder}/")}
+            for change in self._pending
+        )
+        self._pending = [change for change in kept if change]
 
 
 def _parent(path: str) -> str:

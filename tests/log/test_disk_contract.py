@@ -323,6 +323,23 @@ def test_a_lost_removal_and_a_lost_rename() -> None:
     assert disk.content("d/f") == b"one"
 
 
+@pytest.mark.parametrize("goes", ["removed", "renamed"])
+def test_a_folder_that_goes_takes_what_was_not_durable_in_it(goes: str) -> None:
+    disk = sim_disk()
+    disk.make_directories("f")
+    disk.open("f/old", create=True)
+    if goes == "removed":
+        disk.remove_tree("f")
+    else:
+        disk.rename("f", "g")
+    disk.make_directories("f")
+    disk.open("f/new", create=True)
+    disk.sync_directory("f")
+    disk.crash(odds=KEEP)
+    assert disk.list("f") == ["new"]
+    assert disk.list("g") == (["old"] if goes == "renamed" else [])
+
+
 def test_a_truncation_is_durable_only_after_a_sync() -> None:
     disk = sim_disk()
     durable_file(disk, b"0123456789")
