@@ -6,8 +6,10 @@ they were delivered (their timestamp) and when they were read, the nodes' memory
 busy the machine was; fails when a record was early, twice, missing, or before one of its partition
 that was due sooner, or at the same time and sent first.
 
+Records name a time (`deliver-at`), or with `--after` how long they wait, counted by the broker.
 `--kill-every 20` kills (-9) a leader of the delay topic or of its target every so many seconds
-while records are due; `--kill-all` all nodes in the middle, once; `--skew` lets one node's clock
+while records are due; `--kill-all` all nodes in the middle, once; `--cut-power` takes their power
+there, so that what was not synced is gone (needs root and xfsprogs); `--skew` lets one node's clock
 run a day fast from a third of the time on (needs libfaketime). Killed nodes are started again.
 """
 
@@ -20,6 +22,7 @@ import os
 import random
 import struct
 import sys
+import tempfile
 import threading
 import time
 from array import array
@@ -34,12 +37,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from benchmarks import stats
 from benchmarks.dev_run import DevRun
 from jepsen_like.live import clocks
+from jepsen_like.live.storage import LackError, PowerDisk
 from raftmq.cli.console import out
 
 TARGET: Final = "due"
 LATER: Final = "due.later"
 VALUE: Final = struct.Struct(">qq")
 """Number and due time, ms; padded to the size that is asked for."""
+DISK_BYTES: Final = 2 << 30
+"""Of each node, where power is cut."""
 SEEN: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 
@@ -47,6 +53,8 @@ SEEN: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
 class Seen:
     """What the consumer saw."""
 
+    has_order: bool
+    """Due times are the broker's, too: what is due later comes later."""
     delivered_late: array[int] = field(factory=lambda: array("q"))
     read_late: array[int] = field(factory=lambda: array("q"))
     early: int = 0
@@ -66,7 +74,7 @@ class Seen:
         self.early += ahead_ms > 0
         self.early_ms_max = max(self.early_ms_max, ahead_ms)
         partition = message.partition() or 0
-        self.disorders += (due_ms, number) <= self.last.get(partition, (0, -1))
+        self.disorders += self.has_order and (due_ms, number) <= self.last.get(partition, (0, -1))
         self.last[partition] = due_ms, number
         self.delivered_late.append(delivered_ms - due_ms)
         self.read_late.append(int(now_ms - due_ms))
@@ -102,9 +110,14 @@ def produce(run: DevRun, options: argparse.Namespace) -> tuple[float, list[int]]
     )
     padding = bytes(max(0, options.size - VALUE.size))
     began = time.monotonic()
-    for number, due_ms in enumerate(due):
-        headers: list[tuple[str, str | bytes | None]] = [("deliver-at", str(due_ms))]
-        value = VALUE.pack(number, due_ms) + padding
+    for number in range(len(due)):
+        header = ("deliver-at", str(due[number]))
+        if options.after:
+            now_ms = int(time.time() * 1e3)
+            due[number] = max(due[number], now_ms)
+            header = ("deliver-after", str(due[number] - now_ms))
+        headers: list[tuple[str, str | bytes | None]] = [header]
+        value = VALUE.pack(number, due[number]) + padding
         while True:
             try:
                 producer.produce(
@@ -152,6 +165,7 @@ class Trouble:
     options: argparse.Namespace
     first_s: float
     stop: threading.Event
+    disks: list[PowerDisk]
     kills: int = 0
     environments: dict[int, dict[str, str]] = field(factory=dict)
 
@@ -167,7 +181,7 @@ class Trouble:
         if options.kill_every:
             for number in range(1, int(options.within / options.kill_every)):
                 yield number * options.kill_every, lambda number=number: self._kill_leader(number)
-        if options.kill_all:
+        if options.kill_all or options.cut_power:
             yield options.within / 2 + 0.5, self._kill_all
         if options.skew:
             yield options.within / 3 + 0.25, self._skew
@@ -193,9 +207,15 @@ class Trouble:
         clocks.set_off(told, clocks.DAY_S)
 
     def _kill(self, victims: list[int]) -> None:
+        if len(victims) == self.options.nodes:
+            for disk in self.disks:
+                disk.lose_power()
         for node_id in victims:
             self.run.kill(node_id)
             self.kills += 1
+        if len(victims) == self.options.nodes:
+            for disk in self.disks:
+                disk.repower()
         for node_id in victims:
             self.run.start(node_id, self.environments.get(node_id))
         for node_id in victims:
@@ -203,17 +223,18 @@ class Trouble:
                 self.run.wait_ready(node_id, 60)
 
 
-def measure(run: DevRun, options: argparse.Namespace) -> dict[str, Any]:
+def measure(run: DevRun, options: argparse.Namespace, disks: list[PowerDisk]) -> dict[str, Any]:
     """All of it."""
     make_topics(run, options.partitions)
-    seen, stop = Seen(numbers=bytearray(options.records)), threading.Event()
+    seen = Seen(has_order=not options.after, numbers=bytearray(options.records))
+    stop = threading.Event()
     took_s, due = produce(run, options)
     left_s = min(due) / 1e3 - time.time()
     if left_s < 0:
         raise RuntimeError(f"sent {-left_s:.0f} s too late: raise --lead above {took_s:.0f}")
     reader = threading.Thread(target=consume, args=(run, options, seen, stop))
     reader.start()
-    trouble = Trouble(run, options, min(due) / 1e3, stop)
+    trouble = Trouble(run, options, min(due) / 1e3, stop, disks)
     troubling = threading.Thread(target=trouble.go_on)
     troubling.start()
     cpu_s, began, loads, rss = run.cpu_s(), time.monotonic(), [], [0]
@@ -266,14 +287,26 @@ def main() -> int:
     parser.add_argument("--memory", type=int, help="delay_memory_bytes_max of the nodes")
     parser.add_argument("--kill-every", type=float, default=0, help="seconds between kills")
     parser.add_argument("--kill-all", action="store_true")
+    parser.add_argument("--cut-power", action="store_true", help="of all nodes in the middle")
     parser.add_argument("--skew", action="store_true", help="one clock is a day fast")
+    parser.add_argument("--after", action="store_true", help="by deliver-after")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.skew and clocks.lack():
         parser.error(f"--skew {clocks.lack()}")
     settings = {"delay_memory_bytes_max": str(options.memory)} if options.memory else {}
-    with DevRun(nodes=options.nodes, settings=settings) as run:
-        result = measure(run, options)
+    with contextlib.ExitStack() as stack:
+        folder, disks = Path(tempfile.mkdtemp(prefix="raftmq-delays-")), []
+        if options.cut_power:
+            for node_id in range(1, options.nodes + 1):
+                try:
+                    disk = PowerDisk(folder / f"node-{node_id}", DISK_BYTES)
+                except LackError as error:
+                    parser.error(f"--cut-power {error}")
+                stack.callback(disk.close)
+                disks.append(disk)
+        run = stack.enter_context(DevRun(options.nodes, settings, folder))
+        result = measure(run, options, disks)
     for line in json.dumps(result, indent=1).splitlines():
         out(line)
     if options.json is not None:

@@ -196,11 +196,19 @@ class DevRun:
         return time.monotonic() - started
 
     def kill(self, node_id: int) -> None:
-        """End a node at once, as SIGKILL does."""
-        os.kill(self.node(node_id)["pid"], signal.SIGKILL)
+        """End a node at once, as SIGKILL does, and wait until it is gone.
+
+        Raises:
+            TimeoutError: it did not end.
+        """
+        pid = self.node(node_id)["pid"]
+        os.kill(pid, signal.SIGKILL)
         single = self._singles.pop(node_id, None)
         if single is not None:
             single.wait()
+        for _ in polling(TIMEOUT_S, f"node {node_id} ended", 0.005):
+            if not _is_alive(pid):
+                return
 
     def start(self, node_id: int, environment: Mapping[str, str] | None = None) -> None:
         """Run a node again, with more in its environment; use `wait_ready`."""

@@ -168,12 +168,15 @@ class PowerDisk:
     can_be_full = True
     can_lose_power = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size_bytes: int = POWER_DISK_BYTES) -> None:
+        """Raises:
+        LackError: it cannot be made or mounted here.
+        """
         self.folder = folder
         self._image = folder.with_suffix(".img")
         folder.mkdir(parents=True, exist_ok=True)
         with self._image.open("wb") as file:
-            file.truncate(POWER_DISK_BYTES)
+            file.truncate(size_bytes)
         command("mkfs.xfs", "-q", str(self._image))
         self._is_mounted = False  # a filesystem without power cannot even be asked
         self.repower()
