@@ -259,7 +259,7 @@ class TransactionChecker(Checker):
                 self._find("lost-transactional-offset", last, where, told, read.op, is_commit=False)
                 return
         for deletion in self._deletions.get(read.transactional_id, {}).values():
-            if _is_over(deletion, read.began_at) and 0 <= writer.ended_at < deletion.began_at:
+            if _is_over(deletion, read.began_at) and _is_over(writer, deletion.began_at):
                 told = f"offset {read.offset}, after the group was deleted"
                 self._find(
                     "lost-transactional-offset", writer, where, told, read.op, is_commit=False

@@ -309,6 +309,14 @@ def a_deleted_group_comes_back(s: Scribe) -> None:
     told(s, 5)
 
 
+@accepted("lost-transactional-offset")
+def a_plain_commit_without_an_answer_comes_after_a_deletion(s: Scribe) -> None:
+    s.info(begin(s, protocol=0, offset=5))
+    delete(s)
+    told(s, -1)
+    told(s, 5)
+
+
 # ---- transactions that read ----
 
 
