@@ -30,6 +30,7 @@ EFFECTS = (
     "no space",
     "sync failed",
     "power lost in the middle",
+    "killed in the middle",
     *(f"in the middle of: {name}" for name in (*STEPS, "change")),
     "shut down",
     "crashed after voting",

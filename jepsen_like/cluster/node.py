@@ -554,19 +554,26 @@ class ClusterNode:
             self._tasks.kill()
 
     def run(self, action: Callable[[], Any]) -> None:
-        """Let something happen to this node; a power loss in the middle of it is a crash."""
+        """Let something happen to this node; it may end in the middle of a change to its disk."""
         was_inside, self.is_inside = self.is_inside, True
         try:
             action()
         except SimCrash:
-            self.world.had_effect("power lost in the middle")
-            self.crash()
+            self._end_within()
         except DiskError as error:
             # Nothing in the product caught it: it ends the process (`node/process.py`).
             self.kill(f"the disk failed: {error}")
             self.restart_later()
         finally:
             self.is_inside = was_inside
+
+    def _end_within(self) -> None:
+        if self.world.options.kills_within and self._random.random() < 0.5:
+            self.world.had_effect("killed in the middle")
+            self.kill("in the middle of a change")
+        else:
+            self.world.had_effect("power lost in the middle")
+            self.crash()
 
     # ---- its loop and threads ----
 

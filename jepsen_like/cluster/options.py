@@ -140,6 +140,9 @@ class ClusterOptions:
     """Another delay topic loses its target."""
     parting_plain: bool = False
     """It retries nothing: it has a dead topic for what is given up alone."""
+    kills_within: bool = False
+    """What would lose power in the middle of a change to its disk loses its process alone, half the
+    time: names and bytes that were not synced are there until power goes."""
     views: bool = False
     """Records have tags, and there are views of those with some."""
     safety_ms: float = 3_000
@@ -313,6 +316,7 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         catch_up_bytes_per_s=catch_up,
         pipe_members=2 if transactional and not expires else 0,
         views=_drawn_by("views", seed) < 0.25,
+        kills_within=_drawn_by("kills", seed) < 0.25,
     )
     options = options.with_patience() if is_patient else options
     options = _delayed(seed, options) if is_delayed else options
