@@ -31,7 +31,7 @@ def main() -> int:
     options = Options(
         must_see_all=not chosen.no_final_polls,
         gaps_allowed=chosen.gaps,
-        bounds=Bounds(is_over=is_over),
+        bounds=Bounds.until(is_over),
     )
     report = check_file(chosen.history, options)
     sys.stdout.write(report.to_json().decode() if chosen.json else report.to_text())

@@ -256,9 +256,7 @@ DEFAULT_WEIGHTS: dict[str, float] = {
 }
 
 
-def draw_cluster_options(seed: int) -> ClusterOptions:
-    """The options of the run with this seed."""
-    random = Random(f"cluster options {seed}")
+def _draw_weights(random: Random, seed: int) -> dict[str, float]:
     weights = dict(DEFAULT_WEIGHTS)
     # Some runs lack some faults altogether, so that others come in bursts (swarm testing).
     for fault in DEFAULT_WEIGHTS:
@@ -270,6 +268,13 @@ def draw_cluster_options(seed: int) -> ClusterOptions:
         weights["rot-journal"] = 0.5
     if _drawn_by("voters", seed) < 0.25:
         weights["crash-voter"] = 0.5
+    return weights
+
+
+def draw_cluster_options(seed: int) -> ClusterOptions:
+    """The options of the run with this seed."""
+    random = Random(f"cluster options {seed}")
+    weights = _draw_weights(random, seed)
     is_patient = _drawn_by("patience", seed) < 0.25
     catch_up = Random(f"catch-up {seed}").choice((12 << 20, 12 << 20, 0, SLOW_CATCH_UP))
     is_astray = _drawn_by("astray", seed) < 0.25

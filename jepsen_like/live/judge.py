@@ -155,7 +155,7 @@ def judge(round_: Round) -> Judgement:
 
 def _judge_history(round_: Round, history: Path, found: Judgement) -> None:
     deadline = time.monotonic() + SEARCH_S
-    bounds = Bounds(is_over=lambda: time.monotonic() > deadline)
+    bounds = Bounds.until(lambda: time.monotonic() > deadline)
     series = _Series(round_.began)
     has_read = bool(round_.told.get("has_read"))
     options = Options(

@@ -10,7 +10,7 @@ the whole; a true is said of what was searched, and the note says how much that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from attrs import define, field, frozen
 
@@ -35,6 +35,11 @@ class Bounds:
     """Per object; a step is a question to the model, some microseconds."""
     is_over: Callable[[], bool] | None = None
     """True when time is up. Without it a verdict depends on the history alone."""
+
+    @classmethod
+    def until(cls, is_over: Callable[[], bool]) -> Self:
+        """So much more that time decides, and memory holds."""
+        return cls(steps_max=50_000_000, is_over=is_over)
 
 
 @define
