@@ -149,10 +149,10 @@ class TimeBounds:
         return None if known is None else int(monotonic_ms + known)
 
     def coming_ms(self, monotonic_ms: float) -> int | None:
-        """A time that has not passed yet, under the same conditions: from here on it is this late
-        or later. It is `reached_ms` but for what clocks may have gone on before they were read. A
-        hearing that was slow leaves more open than one before it did, so the narrowest counts of
-        those that the last one does not contradict."""
+        """A time that has not passed yet, under the same conditions: ahead of `reached_ms` by as
+        much as clocks may have gone on since they were asked. A hearing that was slow leaves more
+        open than one before it did, so the narrowest counts of those that the last one does not
+        contradict."""
         known = self._known(monotonic_ms)
         return None if known is None else ceil(monotonic_ms + max(known, self._until(monotonic_ms)))
 
