@@ -44,6 +44,8 @@ TARGET: Final = "due"
 LATER: Final = "due.later"
 VALUE: Final = struct.Struct(">qq")
 """Number and due time, ms; padded to the size that is asked for."""
+IN_FLIGHT_MAX: Final = 500
+"""Records that wait in the client, where a delay counts from the append: some are late by that."""
 DISK_BYTES: Final = 2 << 30
 """Of each node, where power is cut."""
 SEEN: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
@@ -113,6 +115,8 @@ def produce(run: DevRun, options: argparse.Namespace) -> tuple[float, list[int]]
     for number in range(len(due)):
         header = ("deliver-at", str(due[number]))
         if options.after:
+            while len(producer) > IN_FLIGHT_MAX:
+                producer.poll(0.01)
             now_ms = int(time.time() * 1e3)
             due[number] = max(due[number], now_ms)
             header = ("deliver-after", str(due[number] - now_ms))
