@@ -22,11 +22,10 @@ import os
 import random
 import struct
 import sys
-import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,13 +111,13 @@ def produce(run: DevRun, options: argparse.Namespace) -> tuple[float, list[int]]
     )
     padding = bytes(max(0, options.size - VALUE.size))
     began = time.monotonic()
-    for number in range(len(due)):
-        header = ("deliver-at", str(due[number]))
+    for number, due_ms in enumerate(due):
+        header = ("deliver-at", str(due_ms))
         if options.after:
             while len(producer) > IN_FLIGHT_MAX:
                 producer.poll(0.01)
             now_ms = int(time.time() * 1e3)
-            due[number] = max(due[number], now_ms)
+            due[number] = max(due_ms, now_ms)
             header = ("deliver-after", str(due[number] - now_ms))
         headers: list[tuple[str, str | bytes | None]] = [header]
         value = VALUE.pack(number, due[number]) + padding
@@ -199,7 +198,7 @@ class Trouble:
             self._kill([victim])
 
     def _kill_all(self) -> None:
-        self._kill([row["id"] for row in self.run.rows])
+        self._kill([row["id"] for row in self.run.rows], self.disks)
 
     def _skew(self) -> None:
         """Its clock goes right until it serves again."""
@@ -210,16 +209,15 @@ class Trouble:
         self._kill([node_id])
         clocks.set_off(told, clocks.DAY_S)
 
-    def _kill(self, victims: list[int]) -> None:
-        if len(victims) == self.options.nodes:
-            for disk in self.disks:
-                disk.lose_power()
+    def _kill(self, victims: list[int], disks: Sequence[PowerDisk] = ()) -> None:
+        """End them, with the power of these disks of theirs, and start them again."""
+        for disk in disks:
+            disk.lose_power()
         for node_id in victims:
             self.run.kill(node_id)
             self.kills += 1
-        if len(victims) == self.options.nodes:
-            for disk in self.disks:
-                disk.repower()
+        for disk in disks:
+            disk.repower()
         for node_id in victims:
             self.run.start(node_id, self.environments.get(node_id))
         for node_id in victims:
@@ -299,17 +297,16 @@ def main() -> int:
     if options.skew and clocks.lack():
         parser.error(f"--skew {clocks.lack()}")
     settings = {"delay_memory_bytes_max": str(options.memory)} if options.memory else {}
+    run, disks = DevRun(nodes=options.nodes, settings=settings), []
+    powered = range(1, options.nodes + 1) if options.cut_power else ()
     with contextlib.ExitStack() as stack:
-        folder, disks = Path(tempfile.mkdtemp(prefix="raftmq-delays-")), []
-        if options.cut_power:
-            for node_id in range(1, options.nodes + 1):
-                try:
-                    disk = PowerDisk(folder / f"node-{node_id}", DISK_BYTES)
-                except LackError as error:
-                    parser.error(f"--cut-power {error}")
-                stack.callback(disk.close)
-                disks.append(disk)
-        run = stack.enter_context(DevRun(options.nodes, settings, folder))
+        try:
+            for node_id in powered:
+                disks.append(PowerDisk(run.folder / f"node-{node_id}", DISK_BYTES))
+                stack.callback(disks[-1].close)
+        except LackError as error:
+            parser.error(f"--cut-power {error}")
+        stack.enter_context(run)
         result = measure(run, options, disks)
     for line in json.dumps(result, indent=1).splitlines():
         out(line)
